@@ -1,0 +1,33 @@
+"""The default agent: ask, do the calls, tell what came back, until the model answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from practicum.agents.agent import Model
+from practicum.types import Message, Task
+
+
+@dataclass(frozen=True)
+class ToolLoop:
+    """Runs the plain tool loop; a reply that cannot be read is answered with what was wrong, and the loop goes on.
+
+    Example: await ToolLoop(system="You serve a shop's customers.")(task, model)
+    """
+
+    system: str
+    "What the model is told before its tools."
+
+    async def __call__(self, task: Task, model: Model) -> str:
+        """Return the model's answer. The limits on turns and tokens are the model's, not ours."""
+        request = "\n".join(part for part in (task.prompt, model.opening) if part)
+        messages = [Message("system", self.system), Message("user", request)]
+        while True:
+            reply = await model.chat(messages, model.tools)
+            if not reply.problem and not reply.tool_calls:
+                return reply.content
+            messages.append(reply)
+            if reply.problem:
+                messages.append(Message("tool", f"error: {reply.problem}"))
+            for call in reply.tool_calls:
+                messages.append(await model.use(call))

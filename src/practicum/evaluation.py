@@ -1,0 +1,87 @@
+"""Success of one policy on a set of tasks, with its interval and everything that was spent."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from practicum.errors import PracticumError
+from practicum.simulator.collect import Episode, collect
+from practicum.statistics.intervals import Interval, success_interval
+from practicum.types import Ending, Group, Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Example: Evaluation(interval=Interval(0.62, 0.54, 0.70, ...), endings={"finished": 158, "out_of_turns": 2}, ...)
+    """
+
+    interval: Interval
+    successes: Mapping[str, tuple[float, ...]]
+    "Task id -> success of each valid attempt."
+    endings: Mapping[str, int]
+    turns: float
+    "Model calls per episode, mean."
+    tokens: float
+    "Sampled tokens per episode, mean."
+    seconds: float
+    "Wall time of the whole evaluation."
+    groups: tuple[Group, ...] = field(repr=False, default=())
+
+    def summary(self) -> dict[str, object]:
+        """The figures as plain values for JSON."""
+        return {
+            "success": self.interval.estimate,
+            "ci_low": self.interval.low,
+            "ci_high": self.interval.high,
+            "n_tasks": self.interval.n_tasks,
+            "n_attempts": self.interval.n_attempts,
+            "turns": round(self.turns, 3),
+            "tokens": round(self.tokens, 2),
+            "endings": dict(self.endings),
+            "seconds": round(self.seconds, 2),
+        }
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    attempts: int,
+    episode: Episode,
+    *,
+    concurrency: int,
+    finished: Callable[[Group], None] = lambda group: None,
+) -> Evaluation:
+    """Play every task `attempts` times and score what was done. Raises PracticumError when no attempt is valid.
+
+    Discarded attempts (see Ending) are in no statistic, but counted in `endings`.
+    """
+    began = time.monotonic()
+    groups: list[Group] = []
+    async for group in collect(tasks, attempts, episode, concurrency=concurrency):
+        groups.append(group)
+        finished(group)
+    return evaluated(groups, time.monotonic() - began)
+
+
+def evaluated(groups: Sequence[Group], seconds: float) -> Evaluation:
+    """The figures of groups already played, in an order that does not depend on who finished first."""
+    groups = sorted(groups, key=lambda group: group.task_id)
+    played = [trajectory for group in groups for trajectory in group]
+    endings = Counter(trajectory.ending.value for trajectory in played)
+    successes = {group.task_id: tuple(t.success for t in group.valid) for group in groups if group.valid}
+    if not successes:
+        first = next((t.error for t in played if t.error), "no attempt was made")
+        raise PracticumError(f"no attempt could be scored; endings: {dict(endings)}; the first failure was:\n{first}")
+    return Evaluation(
+        interval=success_interval(successes),
+        successes=successes,
+        endings={ending.value: endings[ending.value] for ending in Ending if endings[ending.value]},
+        turns=sum(len(t.turns) for t in played) / len(played),
+        tokens=sum(len(turn.completion.tokens) for t in played for turn in t.turns) / len(played),
+        seconds=seconds,
+        groups=tuple(groups),
+    )

@@ -1,0 +1,137 @@
+"""How a call is written inside a message, for models whose template has no section for tools."""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from practicum.types import Message, ToolCall, ToolSpec
+
+PYTHON_NAMES = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "array": "list",
+    "object": "dict",
+}
+DONE = ToolSpec(
+    "done",
+    "End, when all that was asked is done.",
+    {"type": "object", "properties": {"message": {"type": "string"}}, "required": []},
+)
+
+
+class CallFormat(Protocol):
+    """Tools and calls as text."""
+
+    def describe(self, tools: Sequence[ToolSpec]) -> str:
+        """What the system prompt says of the tools; empty when there are none."""
+        ...
+
+    def write(self, message: Message) -> str:
+        """An assistant message as the model would have to say it."""
+        ...
+
+    def read(self, text: str, tools: Sequence[ToolSpec]) -> Message:
+        """What the model said; where no action can be read, `problem` says exactly why."""
+        ...
+
+
+class CompactCalls:
+    """One call per turn in Python call syntax; `done()` ends the episode, its text is the answer.
+
+    Example: get_order("#W6067464")
+    """
+
+    def describe(self, tools: Sequence[ToolSpec]) -> str:
+        """One line per tool: signature and description."""
+        if not tools:
+            return ""
+        lines = [f"{signature(tool)}: {tool.description}" for tool in tools]
+        return "\n".join([*lines, f"done(): {DONE.description}"])
+
+    def write(self, message: Message) -> str:
+        """The call, arguments by position; a message without a call is an answer, said with done()."""
+        if not message.tool_calls:
+            return f"done({quoted(message.content)})" if message.content else "done()"
+        return "\n".join(written(call) for call in message.tool_calls)
+
+    def read(self, text: str, tools: Sequence[ToolSpec]) -> Message:
+        """A call, an answer, or a problem in words that help the model. Without tools, any text is an answer."""
+        said = Message("assistant", text)
+        if not tools:
+            return said
+        try:
+            name, positional, named = parsed(text)
+        except ValueError as reason:
+            return replace(said, problem=str(reason))
+        spec = DONE if name == "done" else next((tool for tool in tools if tool.name == name), None)
+        if spec is None:
+            known = ", ".join([*(tool.name for tool in tools), "done"])
+            return replace(said, problem=f"there is no tool {name}; tools: {known}")
+        names = list(spec.parameters["properties"])
+        if len(positional) > len(names):
+            found = f"{name} takes {len(names)} arguments ({', '.join(names)}), found {len(positional)}"
+            return replace(said, problem=found)
+        arguments = dict(zip(names, positional, strict=False)) | named
+        if spec is DONE:
+            return Message("assistant", str(arguments.get("message", "")))
+        return Message("assistant", text, tool_calls=(ToolCall(name, arguments),))
+
+
+def signature(tool: ToolSpec) -> str:
+    """`cancel_order(order_id, reason)`; types are shown where they are not text."""
+    shown = []
+    for name, schema in tool.parameters["properties"].items():
+        kind = "" if schema["type"] == "string" else f": {PYTHON_NAMES[schema['type']]}"
+        shown.append(name + kind + ("" if name in tool.parameters["required"] else "=None"))
+    return f"{tool.name}({', '.join(shown)})"
+
+
+def quoted(value: Any) -> str:
+    """A literal as Python writes it, text in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(quoted(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{quoted(key)}:{quoted(item)}" for key, item in value.items()) + "}"
+    return repr(value)
+
+
+def written(call: ToolCall) -> str:
+    """`cancel_order("#W7602708","no longer needed")`: no blanks between arguments, since each costs a token."""
+    return f"{call.name}({','.join(quoted(value) for value in call.arguments.values())})"
+
+
+def parsed(text: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Name, positional and named arguments of the one call in a text. Raises ValueError saying what is wrong."""
+    source = text.strip()
+    if not source:
+        raise ValueError("the reply was empty; write one call")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else type(error).__name__
+        raise ValueError(f"the reply is not a Python call ({reason}); write one call, text in quotes") from None
+    if len(tree.body) != 1:
+        raise ValueError(f"write one call per turn, found {len(tree.body)}")
+    statement = tree.body[0]
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError("the reply is not a call; write one call such as done()")
+    if any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError("arguments cannot be unpacked with **; write them one by one")
+    try:
+        positional = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise ValueError("arguments must be literals: text in quotes, numbers, lists") from None
+    return call.func.id, positional, named

@@ -1,0 +1,1 @@
+"""The sampler that runs in the trainer's own process, on PyTorch."""

@@ -1,0 +1,46 @@
+"""The port behind which every engine stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from practicum.types import Completion, SamplingParams, Weights
+
+
+class Sampler(Protocol):
+    """Draws completions from one model, whose weights can be replaced while it runs.
+
+    Promises, held by `tests/contracts/test_samplers.py`:
+    - a completion holds the tokens as sampled, each with its log-prob under the distribution it was drawn from
+      (after temperature) and the weight version that drew it; a stop token that ended it is its last token;
+    - the draw depends on tokens, params (seed included) and weights, never on order of arrival;
+    - `score` gives log-probs of given tokens by the same weights;
+    - calls may run concurrently; `load` waits for none of them to lose a token.
+    """
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens that a prompt and its completion may have together."""
+        ...
+
+    async def sample(self, tokens: Sequence[int], params: SamplingParams) -> Completion:
+        """Continue `tokens`, shape (T,). A prompt that leaves no room ends with stop_reason 'length' and no token."""
+        ...
+
+    async def score(self, tokens: Sequence[int], start: int, temperature: float = 1.0) -> tuple[float, ...]:
+        """Log-probs in nats of tokens[start:], each given all before it; shape (T - start,)."""
+        ...
+
+    async def load(self, weights: Weights) -> None:
+        """Use these weights from the next token on; whatever was kept of older ones is dropped."""
+        ...
+
+    async def close(self) -> None:
+        """Release memory and threads; calling it twice does no harm."""
+        ...

@@ -1,0 +1,155 @@
+"""One attempt at one task: open the environment, let the agent work, verify what was really done."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from practicum.agents.agent import Agent
+from practicum.environments.environment import Environment
+from practicum.environments.tools import Toolbox
+from practicum.errors import EpisodeOver, Failure, boundary, traced
+from practicum.rewards.reward import weighted
+from practicum.sampling.renderer import Renderer
+from practicum.sampling.sampler import Sampler
+from practicum.simulator.recorder import Limits, Recorder
+from practicum.types import Ending, Task, Trajectory, stream_seed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What every episode of a collection has in common."""
+
+    open_environment: Callable[[], Environment] | None
+    "A fresh environment; None for agents that bring their own world."
+    agent: Agent
+    sampler: Sampler
+    renderer: Renderer
+    limits: Limits
+    temperature: float
+    seed: int
+    "Of the run; each episode's stream follows from it, the task and the attempt."
+    reward_weights: Mapping[str, float]
+    "How the named rewards are summed into the one number learned from."
+
+
+async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
+    """Play one attempt to its ending. Never raises for what happened inside: the ending says it.
+
+    Example: await run_episode(stage, task, attempt=0) -> Trajectory(..., ending=Ending.FINISHED, rewards={"success": 1.0})
+    """
+    began = time.monotonic()
+
+    def ended(ending: Ending, recorder: Recorder | None, error: str = "", **rest: Any) -> Trajectory:
+        return Trajectory(
+            task_id=task.id,
+            attempt=attempt,
+            turns=recorder.record() if recorder else (),
+            ending=ending,
+            scenario_id=task.scenario_id,
+            seconds=time.monotonic() - began,
+            error=error,
+            **rest,
+        )
+
+    try:
+        environment, opening = await opened(stage, task)
+    except Failure as failure:
+        return ended(Ending.ENVIRONMENT_FAILED, None, traced(failure))
+    try:
+        recorder = Recorder(
+            stage.sampler,
+            stage.renderer,
+            stage.limits,
+            temperature=stage.temperature,
+            seed=stream_seed(stage.seed, task.id, attempt),
+            toolbox=Toolbox(environment) if environment else None,
+            opening=opening or "",
+        )
+        ending, answer, error = await played(stage.agent, task, recorder, stage.limits.seconds)
+        if ending.discarded:
+            return ended(ending, recorder, error, answer=answer)
+        try:
+            rewards = await verified(environment, task, stage.limits.verify_seconds)
+        except Failure as failure:
+            return ended(Ending.VERIFIER_FAILED, recorder, traced(failure), answer=answer)
+        reward = weighted(rewards, stage.reward_weights)
+        return ended(ending, recorder, error, answer=answer, rewards=rewards, reward=reward)
+    finally:
+        if environment is not None:
+            with boundary("environment close"):
+                await asyncio.to_thread(environment.close)
+
+
+async def opened(stage: Stage, task: Task) -> tuple[Environment | None, str | None]:
+    """A reset environment; one retry with a fresh one. Raises Failure when both fail."""
+    if stage.open_environment is None:
+        return None, None
+    make = stage.open_environment
+    for last in (False, True):
+        try:
+            with boundary("environment reset"):
+                environment = await asyncio.to_thread(make)
+                opening = await within(stage.limits.reset_seconds, asyncio.to_thread(environment.reset, task))
+                return environment, opening
+        except Failure:
+            if last:
+                raise
+    raise AssertionError("the loop above returns or raises")
+
+
+async def played(agent: Agent, task: Task, recorder: Recorder, seconds: float) -> tuple[Ending, str, str]:
+    """Ending, answer and error of the agent's work. The recorder's sticky flag decides before the agent's return."""
+    job = asyncio.ensure_future(agent(task, recorder))
+    began = time.monotonic()
+    while not job.done():
+        left = seconds - (time.monotonic() - began - recorder.not_charged())
+        if left <= 0:
+            job.cancel()
+            await asyncio.wait({job}, timeout=1.0)
+            return recorder.flag or Ending.TIMED_OUT, "", recorder.error
+        await asyncio.wait({job}, timeout=left)
+    raised = None if job.cancelled() else job.exception()
+    if recorder.flag is not None:
+        return (
+            recorder.flag,
+            "",
+            recorder.error or (traced(raised) if raised and not isinstance(raised, EpisodeOver) else ""),
+        )
+    if raised is not None:
+        if not isinstance(raised, Exception):
+            raise raised
+        return Ending.AGENT_FAILED, "", traced(raised)
+    return Ending.FINISHED, job.result() or "", ""
+
+
+async def verified(environment: Environment | None, task: Task, seconds: float) -> dict[str, float]:
+    """The verifier's named rewards, checked; one more try. Raises Failure for an error or a number out of range."""
+    if environment is None:
+        return {}
+    for last in (False, True):
+        try:
+            with boundary("verifier"):
+                rewards = dict(await within(seconds, asyncio.to_thread(environment.verify, task.secret)))
+                for name, value in rewards.items():
+                    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
+                        raise ValueError(f"reward {name} of {task.id} is {value}; rewards are finite and within [0, 1]")
+                return {name: float(value) for name, value in rewards.items()}
+        except Failure:
+            if last:
+                raise
+    raise AssertionError("the loop above returns or raises")
+
+
+async def within(seconds: float, job: Awaitable[T]) -> T:
+    """Await with a deadline; TimeoutError says how long it was."""
+    try:
+        return await asyncio.wait_for(job, seconds)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {seconds} s") from None

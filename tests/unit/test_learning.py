@@ -1,0 +1,255 @@
+"""Credit, rows, losses and updates, against derived and published values."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from practicum.errors import UserError
+from practicum.learning.advantages import has_signal, leave_one_out
+from practicum.learning.algorithms import algorithm, loop
+from practicum.learning.batches import Row, micro_batches, rows_of
+from practicum.learning.imitation import imitate, mean_loss
+from practicum.learning.losses import clipped, imitation
+from practicum.learning.policy import Policy, digest_of, faster_with_autocast
+from practicum.learning.trainer import Trainer, Updater, UpdateSettings
+from practicum.models.load import new_model
+from practicum.types import Completion, Ending, Group, Message, SamplingParams, Trajectory, Turn
+
+SHAPE = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+SETTINGS = UpdateSettings(
+    learning_rate=1e-2, warmup_updates=1, weight_decay=0.0, max_grad_norm=1.0, tokens_per_microbatch=10**6
+)
+
+
+def tiny_policy(seed=0):
+    return Policy(new_model(SHAPE, seed), autocast=False)
+
+
+def turn(index, continues, added, sampled, delivered=True, logprob=-1.0, temperature=1.0):
+    completion = Completion(tuple(sampled), (logprob,) * len(sampled), (0,) * len(sampled), "stop")
+    return Turn(
+        index,
+        continues,
+        tuple(added),
+        completion,
+        (),
+        Message("assistant", ""),
+        delivered=delivered,
+        sampling=SamplingParams(temperature=temperature),
+    )
+
+
+def attempt(number, reward, *turns, ending=Ending.FINISHED, task="t"):
+    turns = turns or (turn(0, None, (1, 2, 3), (4 + number % 8, 5)),)
+    return Trajectory(task, number, tuple(turns), ending, rewards={"success": reward}, reward=reward)
+
+
+def group(*rewards, task="t"):
+    members = tuple(attempt(n, reward, task=task) for n, reward in enumerate(rewards))
+    return Group(f"0:{task}", task, members)
+
+
+def trainer(policy, **rest):
+    options = {"epochs": 1, "minibatches": 1, "shuffled_rewards": False, "seed": 0} | rest
+    return Trainer(policy, loop(0.1), SETTINGS, **options)
+
+
+def test_leave_one_out_equals_the_published_vectors():
+    """papers.md B (LOOP, arXiv 2502.01600)."""
+    np.testing.assert_allclose(leave_one_out([1, 0, 0, 1, 0]), [0.75, -0.5, -0.5, 0.75, -0.5])
+    np.testing.assert_allclose(leave_one_out([1, 0, 0, 0, 0, 0]), [1.0] + [-0.2] * 5)
+
+
+def test_leave_one_out_is_each_reward_less_the_mean_of_the_others():
+    rewards = np.random.default_rng(0).random(7)
+    derived = [reward - np.delete(rewards, n).mean() for n, reward in enumerate(rewards)]
+    np.testing.assert_allclose(leave_one_out(rewards), derived)
+
+
+@pytest.mark.parametrize("rewards", [[], [1.0], [1.0, 1.0, 1.0], [0.0, 0.0]])
+def test_singletons_and_constant_groups_give_exactly_nothing(rewards):
+    assert not has_signal(np.array(rewards))
+    assert list(leave_one_out(rewards)) == [0.0] * len(rewards)
+
+
+def test_the_clipped_loss_equals_the_published_vector():
+    """papers.md B: eps 0.1, bounds 1/(1+eps) and 1+eps."""
+    ratios, advantages = torch.tensor([0.5, 0.9, 1.2, 1.05]), torch.tensor([1.0, -1.0, 1.0, -1.0])
+    loss = clipped(ratios.log(), torch.zeros(4), advantages, low=1 / 1.1, high=1.1)
+    torch.testing.assert_close(-loss, torch.tensor([0.5, -0.909091, 1.1, -1.05]))
+
+
+def test_no_gap_between_sampler_and_trainer_makes_the_loss_infinite():
+    gaps = torch.tensor([1000.0, -1000.0])
+    for advantage in (1.0, -1.0):
+        assert clipped(gaps, torch.zeros(2), torch.full((2,), advantage), 1 / 1.1, 1.1).isfinite().all()
+
+
+def test_an_unknown_algorithm_is_refused_by_name():
+    with pytest.raises(UserError, match=r"no algorithm 'grop'; known: loop"):
+        algorithm("grop", 0.1)
+
+
+def test_a_chain_of_turns_is_one_row_with_every_sampled_token_once():
+    trajectory = attempt(0, 1.0, turn(0, None, (1, 2), (3, 4)), turn(1, 0, (5,), (6,)))
+    (row,) = rows_of(trajectory, 0.5)
+    assert row.tokens == (1, 2, 3, 4, 5, 6)
+    assert [row.tokens[p] for p in row.positions] == [3, 4, 6]
+    assert row.advantage == 0.5 and len(row.logprobs) == 3
+
+
+def test_a_context_that_begins_anew_is_a_row_of_its_own_and_a_branch_is_trained_once():
+    turns = (
+        turn(0, None, (1,), (2,)),
+        turn(1, 0, (3,), (4,)),
+        turn(2, 0, (5,), (6,)),
+        turn(3, None, (7,), (8,)),
+    )
+    rows = rows_of(attempt(0, 1.0, *turns), 1.0)
+    assert [row.tokens for row in rows] == [(1, 2, 3, 4), (1, 2, 5, 6), (7, 8)]
+    assert [[row.tokens[p] for p in row.positions] for row in rows] == [[2, 4], [6], [8]]
+
+
+def test_an_answer_that_was_never_delivered_is_not_trained():
+    rows = rows_of(attempt(0, 1.0, turn(0, None, (1,), (2,), delivered=False), turn(1, 0, (3,), (4,))), 1.0)
+    assert [[row.tokens[p] for p in row.positions] for row in rows] == [[4]]
+
+
+def test_micro_batches_hold_every_row_once_and_keep_to_the_budget():
+    draw = np.random.default_rng(1)
+    rows = [Row(tuple(range(n)), (n - 1,), (0.0,), 1.0, 1.0) for n in draw.integers(2, 40, 50)]
+    batches = list(micro_batches(rows, 80))
+    assert sorted(len(row.tokens) for batch in batches for row in batch) == sorted(len(row.tokens) for row in rows)
+    assert all(len(batch) * max(len(row.tokens) for row in batch) <= 80 for batch in batches)
+
+
+def test_scores_are_the_models_own_log_probs_at_the_temperature_of_sampling():
+    policy = tiny_policy()
+    rows = [Row((1, 2, 3, 4, 5), (2, 4), (0.0, 0.0), 0.7, 1.0), Row((6, 7, 8), (1, 2), (0.0, 0.0), 0.7, 1.0)]
+    scores = policy.score(rows)
+    expected = []
+    for row in rows:
+        logits = policy.model(torch.tensor([row.tokens])).logits[0] / 0.7
+        expected += [logits[p - 1].log_softmax(-1)[row.tokens[p]] for p in row.positions]
+    torch.testing.assert_close(scores.logprobs_P, torch.stack(expected))
+
+
+def gradient_with(budget):
+    policy = tiny_policy()
+    draw = np.random.default_rng(2)
+    rows = [
+        Row(tuple(int(t) for t in draw.integers(0, 31, n)), (1, n - 1), (-3.0, -3.0), 1.0, float(a))
+        for n, a in zip(draw.integers(3, 20, 12), draw.normal(size=12), strict=True)
+    ]
+    coach = trainer(policy)
+    tokens = sum(len(row.positions) for row in rows)
+    for batch in micro_batches(rows, budget):
+        (coach.loss(policy.score(batch), batch).sum() / tokens).backward()
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+
+
+def test_the_gradient_does_not_depend_on_how_rows_are_split_into_micro_batches():
+    whole = gradient_with(10**6)
+    for budget in (20, 60):
+        assert (gradient_with(budget) - whole).norm() / whole.norm() < 1e-6
+
+
+def test_learning_raises_what_was_rewarded_and_lowers_what_was_not():
+    policy = tiny_policy()
+    good, bad = attempt(0, 1.0), attempt(1, 0.0)
+    rows = [*rows_of(good, 0.0), *rows_of(bad, 0.0)]
+    before = policy.score(rows).logprobs_P.detach()
+    metrics = trainer(policy).learn([Group("g", "t", (good, bad))])
+    after = policy.score(rows).logprobs_P.detach()
+    assert metrics["groups_with_signal"] == 1 and metrics["trained_tokens"] == 4
+    assert after[0] > before[0] and after[2] < before[2]
+
+
+def test_groups_without_signal_are_counted_and_change_nothing():
+    policy = tiny_policy()
+    before = digest_of(dict(policy.model.named_parameters()))
+    metrics = trainer(policy).learn([group(1.0, 1.0), group(0.0, 0.0, task="u")])
+    assert (metrics["groups"], metrics["groups_with_signal"], metrics["rows"]) == (2, 0, 0)
+    assert digest_of(dict(policy.model.named_parameters())) == before
+
+
+def test_discarded_attempts_are_in_no_statistic():
+    coach = trainer(tiny_policy())
+    lost = attempt(9, 0.0, ending=Ending.SAMPLER_FAILED)
+    coach.learn([Group("g", "t", (attempt(0, 1.0), lost, attempt(1, 0.0)))])
+    assert coach.advantages == {("t", 0): 1.0, ("t", 1): -1.0}
+
+
+def test_the_order_of_groups_and_attempts_changes_nothing():
+    digests = set()
+    for order in (1, -1):
+        policy = tiny_policy()
+        groups = [group(1.0, 0.0), group(0.0, 1.0, 1.0, task="u")][::order]
+        trainer(policy).learn(groups)
+        digests.add(digest_of({k: v.detach() for k, v in policy.model.named_parameters()}))
+    assert len(digests) == 1
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_the_parameters():
+    policy = tiny_policy()
+    before = digest_of(dict(policy.model.named_parameters()))
+    updater = Updater(policy, SETTINGS)
+    (row,) = rows_of(attempt(0, 1.0), 1.0)
+    metrics = updater.update([row], lambda scores, _: scores.logprobs_P * math.nan)
+    assert metrics["refused_updates"] == 1 and updater.updates == 0
+    assert digest_of(dict(policy.model.named_parameters())) == before
+    assert updater.update([row], lambda scores, _: imitation(scores.logprobs_P))["refused_updates"] == 1
+    assert updater.updates == 1
+
+
+def test_the_learning_rate_rises_over_the_warm_up():
+    policy = tiny_policy()
+    settings = UpdateSettings(1e-2, 4, 0.0, 1.0, 10**6)
+    updater = Updater(policy, settings)
+    (row,) = rows_of(attempt(0, 1.0), 1.0)
+    rates = []
+    for _ in range(5):
+        updater.update([row], lambda scores, _: imitation(scores.logprobs_P))
+        rates.append(updater.optimizer.param_groups[0]["lr"])
+    np.testing.assert_allclose(rates, [2.5e-3, 5e-3, 7.5e-3, 1e-2, 1e-2])
+
+
+def test_imitation_lowers_the_loss_and_stops_at_the_plateau():
+    policy = tiny_policy()
+    shown = [attempt(n, 1.0) for n in range(8)]
+    epochs = list(imitate(policy, shown, shown[:2], SETTINGS, rows_per_update=4, epochs=200, plateau=0.05, seed=0))
+    assert epochs[0]["loss"] > epochs[-1]["loss"]
+    assert len(epochs) < 200
+    assert epochs[-1]["dev_loss"] > epochs[-2]["dev_loss"] * 0.95
+    assert math.isnan(mean_loss(policy, [], 100))
+
+
+def test_shuffled_rewards_deal_the_same_rewards_to_other_attempts():
+    coach = trainer(tiny_policy(), shuffled_rewards=True)
+    groups = [group(*([1.0] * 4 + [0.0] * 4)), group(*([1.0] * 4 + [0.0] * 4), task="u")]
+    seen = set()
+    for _ in range(6):
+        coach.pack(groups)
+        seen.add(tuple(advantage > 0 for advantage in coach.advantages.values()))
+    assert len(seen) > 1
+
+
+def test_publications_are_numbered_and_digests_tell_weights_apart():
+    coach = trainer(tiny_policy())
+    first, second = coach.publish(), coach.publish()
+    assert (first.version, second.version) == (1, 2) and first.digest == second.digest
+    coach.learn([group(1.0, 0.0)])
+    assert coach.publish().digest != first.digest
+
+
+def test_precision_is_measured_and_not_guessed():
+    assert faster_with_autocast(new_model({**SHAPE, "max_position_embeddings": 512}, 0)) in (True, False)
