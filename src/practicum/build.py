@@ -1,10 +1,11 @@
-"""From a config to parts that work: the one place that knows every adapter. Adapters are imported when they are needed."""
+"""From a config to parts that work: the one place that knows every adapter, each imported when it is needed."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,11 @@ from practicum.sampling.sampler import Sampler
 from practicum.sampling.scripted import ScriptedSampler
 from practicum.simulator.episode import Stage
 from practicum.simulator.recorder import Limits
-from practicum.types import Task, Weights, stream_seed
+from practicum.types import Task, stream_seed
 
 if TYPE_CHECKING:
+    from practicum.runs.run import Run
+    from practicum.tracking.tracker import Tracker
     from practicum.training import Parts, Plan
 
 Splits = Mapping[str, Sequence[Task]]
@@ -156,8 +159,25 @@ def model_stage(config: RunConfig, name: str) -> Stage:
 
         name = trained_model(name)
         named = replace(config, model=replace(config.model, name=name))
-        renderer = renderer_of(named, scripted=False)
-        return stage_of(named, local_sampler(named, load_model(name)), renderer, config.evaluation.temperature)
+        model, renderer = load_model(name), renderer_of(named, scripted=False)
+        check_vocabulary(name, renderer, model)
+        return stage_of(named, local_sampler(named, model), renderer, config.evaluation.temperature)
+
+
+def check_vocabulary(name: str, renderer: Renderer, model: Any) -> None:
+    """Raise UserError where a model cannot have been trained on this renderer's tokens."""
+    tokenizer: Any = renderer.tokenizer  # type: ignore[attr-defined]
+    known, used = model.config.get_text_config().vocab_size, tokenizer.vocabulary_size
+    if used > known:
+        raise UserError(
+            f"the tokenizer of {name} has {used} tokens, its model only {known}: they do not belong together; "
+            "give the folder the tokenizer.json that the model was trained with"
+        )
+    if isinstance(tokenizer, ByteTokenizer) and known >= 2 * used:
+        raise UserError(
+            f"{name} has no tokenizer.json, so bytes would be its tokens, but its model has a vocabulary of {known}; "
+            "give the folder the tokenizer.json that the model was trained with"
+        )
 
 
 def trained_model(name: str) -> str:
@@ -168,7 +188,7 @@ def trained_model(name: str) -> str:
         return name
     best = Run.open(name).best_checkpoint()
     if best is None:
-        raise UserError(f"the run {name} has no checkpoint yet; let it train further, or name a model")
+        raise UserError(f"the run {name} has no checkpoint yet; name another run, or a model")
     return str(best.path / "model")
 
 
@@ -195,30 +215,47 @@ def plan_of(config: RunConfig) -> Plan:
 
 
 @contextmanager
-def parts_of(config: RunConfig, folder: Path) -> Iterator[Parts]:
-    """Everything a training run needs, closed again at the end whatever happens. Raises UserError before work begins."""
-    with torch_needed():
-        import torch  # noqa: F401  (fails here, with the command that installs it, and not half-way)
+def begun(folder: Path, config_toml: str) -> Iterator[Run]:
+    """A new run folder; when building fails before there is anything to store, it is taken back."""
+    from practicum.runs.run import Run
 
+    with Run.create(folder, config_toml) as run:
+        try:
+            yield run
+        finally:
+            if not run.database.exists():
+                run.discard()
+
+
+@contextmanager
+def parts_of(config: RunConfig, folder: Path) -> Iterator[Parts]:
+    """Everything a training run needs, closed again at the end. Raises UserError before work begins."""
+    with torch_needed():
         from practicum.models.load import load_model
         from practicum.training import Parts
+    if importlib.util.find_spec("matplotlib") is None:  # it draws the report: too late to hear of it then
+        raise MissingExtra("matplotlib", "train")
     from practicum.curriculum.curriculum import Curriculum
     from practicum.learning.algorithms import algorithm
     from practicum.runs.database import Database
-    from practicum.runs.run import Run
     from practicum.tracking.console import Console
     from practicum.tracking.jsonl import JsonLines
 
     chosen = algorithm(config.trainer.algorithm, config.trainer.clip)
     splits = tasks_of(config)
-    with Run.create(folder, as_toml(config)) as run, Database(run.database) as database, Console() as console:
+    with ExitStack() as opened:
+        console = opened.enter_context(Console())
+        run = opened.enter_context(begun(folder, as_toml(config)))
         with console.phase(f"loading {config.model.name}"):
             model = load_model(config.model.name)
             renderer = renderer_of(config, scripted=False)
+            check_vocabulary(config.model.name, renderer, model)
             trainer = trainer_of(config, model, chosen)
             sampler = local_sampler(config, model)
+        database = opened.enter_context(Database(run.database))
+        console.say(f"run folder: {folder}")
         console.say(f"trainer: float32 weights, {'bfloat16 autocast' if trainer.policy.autocast else 'float32'}")
-        trackers = [console, JsonLines(run.metrics)]
+        trackers: list[Tracker] = [console, JsonLines(run.metrics)]
         yield Parts(
             run=run,
             database=database,
@@ -230,8 +267,8 @@ def parts_of(config: RunConfig, folder: Path) -> Iterator[Parts]:
             curriculum=Curriculum(splits["train"], config.seed),
             splits=splits,
             warm_up=warm_up_of(config, trainer.policy),
-            base_weights=lambda: trained_weights(trainer, load_model(config.model.name)),
-            stored_weights=lambda path: stored_weights(trainer, path),
+            base_weights=lambda: trainer.numbered(load_model(config.model.name)),
+            stored_weights=lambda path: trainer.numbered(load_model(path / "model")),
         )
 
 
@@ -281,22 +318,3 @@ def warm_up_of(config: RunConfig, policy: Any) -> Any:
         plateau=imitation.plateau,
         seed=stream_seed(config.seed, "imitation"),
     )
-
-
-def trained_weights(trainer: Any, model: Any) -> Weights:
-    """A model's parameters under the trainer's next version."""
-    from practicum.learning.policy import Policy
-
-    trainer.version += 1
-    return Policy(model, autocast=False).weights(trainer.version)
-
-
-def stored_weights(trainer: Any, path: Path) -> Weights:
-    """A checkpoint's parameters under the trainer's next version."""
-    from safetensors.torch import load_file
-
-    from practicum.learning.policy import digest_of
-
-    tensors = load_file(path / "model" / "model.safetensors")
-    trainer.version += 1
-    return Weights(trainer.version, digest_of(tensors), tensors)

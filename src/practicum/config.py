@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -126,7 +127,7 @@ class TrainerConfig:
     "Updates per pass; 1 is strictly on-policy."
     precision: str = "auto"
     "float32 weights; 'autocast' computes in bfloat16, 'float32' does not, 'auto' measures which is faster."
-    tokens_per_microbatch: int = 4096
+    tokens_per_microbatch: int = 2048
     shuffled_rewards: bool = False
     "A control: rewards are dealt out at random among the attempts of a step; nothing can be learned."
     checkpoint_every: int = 5
@@ -180,7 +181,7 @@ def load(path: Path | str, settings: Sequence[str] = ()) -> RunConfig:
 def apply(table: dict[str, Any], setting: str) -> None:
     """Write one `section.key=value` into a table; a value that is not TOML is taken as text."""
     name, equals, value = setting.partition("=")
-    if not equals or not name.strip():
+    if not equals or not all(part.strip() for part in name.split(".")):
         raise UserError(f"--set needs section.key=value, found {setting!r}")
     try:
         found = tomllib.loads(f"value = {value}")["value"]
@@ -211,7 +212,7 @@ def parsed(cls: type[C], table: Mapping[str, Any], source: str, section: str) ->
         if is_dataclass(hints[key]):
             if not isinstance(value, Mapping):
                 raise UserError(f"{source}: {name} is a section, found {value!r}; write [{name}]")
-            values[key] = parsed(hints[key], value, source, name)  # type: ignore[arg-type]
+            values[key] = parsed(hints[key], value, source, name)
         else:
             values[key] = typed(value, hints[key], f"{source}: {name}")
     missing = [n for n, f in known.items() if n not in values and f.default is MISSING and f.default_factory is MISSING]
@@ -234,44 +235,62 @@ def typed(value: Any, hint: Any, where: str) -> Any:
         if isinstance(value, (list, tuple)):
             return tuple(typed(item, arguments[0], where) for item in value)
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise UserError(f"{where} needs a finite number, found {value}")
         return float(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise UserError(f"{where} needs {getattr(hint, '__name__', hint)}, found {value!r}")
 
 
+LEAST = {
+    "tasks.train tasks.dev tasks.test sampler.slots simulator.concurrency simulator.turns simulator.tokens_per_turn "
+    "simulator.context_tokens imitation.rows_per_update imitation.epochs trainer.tasks_per_step trainer.epochs "
+    "trainer.minibatches trainer.tokens_per_microbatch trainer.checkpoint_every evaluation.dev_attempts "
+    "evaluation.test_attempts": 1,
+    "imitation.demonstrations imitation.plateau imitation.warmup_updates trainer.steps trainer.minutes "
+    "trainer.replace_silent_groups trainer.warmup_updates trainer.weight_decay evaluation.temperature": 0,
+}
+"The least value of a number that makes sense, by the names of those that share it."
+POSITIVE = (
+    "simulator.episode_seconds simulator.tool_seconds simulator.reset_seconds simulator.verify_seconds "
+    "imitation.learning_rate trainer.learning_rate trainer.max_grad_norm trainer.clip"
+)
+"Numbers that must be above 0."
+CHOICES = {
+    "agent.kind": ("tool_loop",),
+    "sampler.kind": ("local",),
+    "sampler.dtype": ("auto", "bfloat16", "float32"),
+    "trainer.precision": ("auto", "autocast", "float32"),
+}
+
+
 def checked(config: RunConfig, source: str) -> RunConfig:
     """Settings that make no sense, alone or together. Raises UserError with the reason."""
+
+    def value(name: str) -> Any:
+        section, key = name.split(".")
+        return getattr(getattr(config, section), key)
+
+    least = [(name, bound) for names, bound in LEAST.items() for name in names.split()]
     wrong = [
+        *(
+            (value(name) not in known, f"{name} {value(name)!r} is unknown; known: {', '.join(known)}")
+            for name, known in CHOICES.items()
+        ),
         (
             config.simulator.group_size < 2,
-            "simulator.group_size must be at least 2: an attempt is compared with others",
+            f"simulator.group_size must be at least 2, found {config.simulator.group_size}: "
+            "an attempt is compared with others",
         ),
         (
             config.simulator.temperature <= 0,
             "simulator.temperature must be above 0 in training: log-probs must be those "
             "of the distribution sampled from",
         ),
-        (config.evaluation.temperature < 0, "evaluation.temperature cannot be negative"),
-        (config.simulator.concurrency < 1, "simulator.concurrency must be at least 1"),
-        (config.simulator.turns < 1, "simulator.turns must be at least 1"),
-        (config.simulator.tokens_per_turn < 1, "simulator.tokens_per_turn must be at least 1"),
-        (config.trainer.steps < 0, "trainer.steps cannot be negative"),
-        (config.trainer.tasks_per_step < 1, "trainer.tasks_per_step must be at least 1"),
-        (config.trainer.epochs < 1 or config.trainer.minibatches < 1, "trainer.epochs and minibatches start at 1"),
-        (config.trainer.learning_rate <= 0, "trainer.learning_rate must be above 0"),
-        (not config.trainer.clip > 0, "trainer.clip must be above 0"),
-        (
-            config.trainer.precision not in ("auto", "autocast", "float32"),
-            "trainer.precision is auto, autocast or float32",
-        ),
-        (config.sampler.dtype not in ("auto", "bfloat16", "float32"), "sampler.dtype is auto, bfloat16 or float32"),
-        (config.sampler.kind != "local", f"sampler.kind {config.sampler.kind!r} is unknown; known: local"),
-        (config.agent.kind != "tool_loop", f"agent.kind {config.agent.kind!r} is unknown; known: tool_loop"),
-        (
-            min(config.tasks.train, config.tasks.dev, config.tasks.test) < 1,
-            "each of tasks.train, dev, test must be at least 1",
-        ),
+        *((value(name) < bound, f"{name} must be at least {bound}, found {value(name)}") for name, bound in least),
+        *((value(name) <= 0, f"{name} must be above 0, found {value(name)}") for name in POSITIVE.split()),
+        (any(step < 0 for step in config.evaluation.dev_steps), "evaluation.dev_steps are RL steps, from 0 upwards"),
         (
             config.imitation.demonstrations > config.tasks.train,
             f"imitation.demonstrations is "

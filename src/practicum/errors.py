@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class PracticumError(Exception):
-    """Base of every error that practicum raises on purpose; its text says what was wrong, what was found, what to do."""
+    """Base of every error raised on purpose; its text says what was wrong, what was found, what to do."""
 
 
 class UserError(PracticumError):

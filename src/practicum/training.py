@@ -125,13 +125,13 @@ async def imitate(parts: Parts, plan: Plan) -> None:
 
 
 async def demonstrations(parts: Parts, tasks: Sequence[Task]) -> list[Trajectory]:
-    """The expert's trajectories, through the same loop as the model's. Raises PracticumError when one fails its task."""
+    """The expert's trajectories, through the same loop as the model's. Raises PracticumError when one fails."""
     shown = [await demonstrate(parts.stage, expert, task, 0) for task in tasks]
     for trajectory in shown:
         if trajectory.success < 1.0:
             raise PracticumError(
-                f"the expert fails {trajectory.task_id} ({trajectory.ending}, rewards {dict(trajectory.rewards)}), so it "
-                f"cannot be imitated there; correct the task or its solve(). {trajectory.error}"
+                f"the expert fails {trajectory.task_id} ({trajectory.ending}, rewards {dict(trajectory.rewards)}), "
+                f"so it cannot be imitated there; correct the task or its solve(). {trajectory.error}"
             )
     parts.database.add_groups("demonstration", 0, [Group(f"demo:{t.task_id}", t.task_id, (t,)) for t in shown])
     return shown

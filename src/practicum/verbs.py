@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from practicum import build
 from practicum.config import RunConfig
-from practicum.errors import UserError
+from practicum.errors import MissingExtra, UserError
 from practicum.evaluation import Evaluation
 from practicum.simulator.demonstrate import POLICIES, demonstrate
 from practicum.simulator.episode import Stage, run_episode
@@ -21,7 +25,9 @@ from practicum.statistics.comparison import Difference, paired_difference
 from practicum.types import Group, Task
 
 if TYPE_CHECKING:
-    from practicum.training import Outcome
+    from practicum.training import Outcome, Parts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,14 @@ class Measured:
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain values; without any task success is null."""
-        nothing = {"success": None, "ci_low": None, "ci_high": None, "n_tasks": 0, "n_attempts": 0, "endings": {}}
+        nothing: dict[str, Any] = {
+            "success": None,
+            "ci_low": None,
+            "ci_high": None,
+            "n_tasks": 0,
+            "n_attempts": 0,
+            "endings": {},
+        }
         figures = self.evaluation.summary() if self.evaluation else nothing
         return {**figures, "skipped": dict(self.skipped), "invalid": dict(self.invalid)}
 
@@ -54,32 +67,42 @@ def evaluate(
 ) -> Measured:
     """Success of a model, or of a scripted policy (expert, noop, random), on a split or on a user's file of tasks.
 
-    Raises UserError for what cannot be done: an unknown model, policy or split, a broken tasks file, no torch.
-    With `out` every trajectory is written to a database there.
+    Raises UserError for what cannot be done: an unknown model, policy or split, a broken tasks file, no torch. With
+    `out` every trajectory is written to a new database there, each task as it is finished. KeyboardInterrupt passes and
+    says how far it came.
 
     Example: evaluate(config.load("recipes/retail.toml"), policy="expert").summary()["success"] -> 1.0
     """
     if attempts < 1:
         raise UserError(f"--attempts must be at least 1, found {attempts}")
+    if policy is not None and policy not in POLICIES:
+        raise UserError(f"there is no policy {policy!r}; known: {', '.join(POLICIES)}")
     skipped, invalid = {}, {}
     if tasks is None:
         chosen = tasks_of_split(config, split)
     else:
         config, rows = build.tasks_in(config, tasks)
         chosen, skipped, invalid = list(rows.tasks), rows.skipped, rows.invalid
-    if policy is not None:
-        if policy not in POLICIES:
-            raise UserError(f"there is no policy {policy!r}; known: {', '.join(POLICIES)}")
-        stage = build.scripted_stage(config)
-        episode: Any = partial(demonstrate, stage, POLICIES[policy])
-    else:
-        stage = build.model_stage(config, model or config.model.name)
-        episode = partial(run_episode, stage)
-    if not chosen:
-        return Measured(None, skipped, invalid)
-    result = asyncio.run(measured(stage, chosen, attempts, episode, config.simulator.concurrency))
-    if out is not None:
-        store(out, result.groups)
+    with stored(out) as store:
+        if policy is not None:
+            stage = build.scripted_stage(config)
+            episode: Any = partial(demonstrate, stage, POLICIES[policy])
+        else:
+            stage = build.model_stage(config, model or config.model.name)
+            episode = partial(run_episode, stage)
+        if not chosen:
+            return Measured(None, skipped, invalid)
+        done: list[Group] = []
+
+        def finished(group: Group) -> None:
+            store(group)
+            done.append(group)
+
+        try:
+            result = interruptible(measured(stage, chosen, attempts, episode, config.simulator.concurrency, finished))
+        except KeyboardInterrupt:
+            where = f"their trajectories are in {out}" if out else "with --out FILE they would have been kept"
+            raise KeyboardInterrupt(f"{len(done)} of {len(chosen)} tasks were finished; {where}") from None
     return Measured(result, skipped, invalid)
 
 
@@ -91,32 +114,89 @@ def tasks_of_split(config: RunConfig, split: str) -> list[Task]:
     return list(splits[split])
 
 
-async def measured(stage: Stage, tasks: list[Task], attempts: int, episode: Any, concurrency: int) -> Evaluation:
+async def measured(
+    stage: Stage,
+    tasks: list[Task],
+    attempts: int,
+    episode: Any,
+    concurrency: int,
+    finished: Callable[[Group], None],
+) -> Evaluation:
     """Evaluate under a progress bar."""
     from practicum import evaluation
     from practicum.tracking.console import Console
 
     try:
-        with Console() as console, console.phase("episodes", len(tasks)) as bar:
-            return await evaluation.evaluate(
-                tasks, attempts, episode, concurrency=concurrency, finished=lambda _: bar.advance()
-            )
+        with Console() as console, console.phase("tasks", len(tasks)) as bar:
+
+            def advance(group: Group) -> None:
+                finished(group)
+                bar.advance()
+
+            return await evaluation.evaluate(tasks, attempts, episode, concurrency=concurrency, finished=advance)
     finally:
         await stage.sampler.close()
 
 
-def store(path: Path, groups: tuple[Group, ...]) -> None:
-    """All trajectories of an evaluation into a database of their own."""
+@contextmanager
+def stored(path: Path | None) -> Iterator[Callable[[Group], None]]:
+    """A place for finished groups: a new database at `path`, opened at once and taken back if it stays empty."""
     from practicum.runs.database import Database
 
-    with Database(path) as database:
-        database.add_groups("evaluation", 0, groups)
+    if path is None:
+        yield lambda group: None
+        return
+    if path.exists():
+        raise UserError(f"{path} is there already; name a new file, so that no two evaluations are mixed")
+    database = Database(path)
+    try:
+        yield lambda group: database.add_groups("evaluation", 0, [group])
+    finally:
+        is_empty = not database.task_ids()
+        database.close()
+        if is_empty:
+            path.unlink()
+
+
+def interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, in which Ctrl-C also breaks off what the main task computes between two awaits.
+
+    asyncio alone would wait for that: a step's learning, up to a minute. In any other task the interrupt cancels the
+    main task instead, so that everything is put away in order. KeyboardInterrupt comes out in both cases.
+    """
+
+    async def watched() -> T:
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        before = signal.getsignal(signal.SIGINT)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one waits for nothing
+            with suppress(KeyboardInterrupt):
+                before(number, frame)  # type: ignore[operator, misc]
+            if asyncio.current_task(loop) is main:
+                raise KeyboardInterrupt
+            main.cancel()  # type: ignore[union-attr]
+            loop.call_soon_threadsafe(lambda: None)  # wakes a loop that waits for files and sockets only
+
+        listening = callable(before) and threading.current_thread() is threading.main_thread()
+        if listening:
+            signal.signal(signal.SIGINT, interrupt)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+        finally:
+            if listening and signal.getsignal(signal.SIGINT) in (interrupt, signal.default_int_handler):
+                signal.signal(signal.SIGINT, before)
+
+    return asyncio.run(watched())
 
 
 def train(config: RunConfig, folder: Path | None = None, recipe: str = "run") -> tuple[Path, dict[str, Any]]:
     """Warm up, learn by reinforcement, test, and write the report; returns the run folder and the report.
 
-    Raises UserError for what cannot be done, before any work. KeyboardInterrupt passes after everything is stored.
+    Raises UserError for what cannot be done, before any work. KeyboardInterrupt passes after everything is stored and
+    says how far it came.
     """
     folder = folder or Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     with build.parts_of(config, folder) as parts:
@@ -128,10 +208,23 @@ def train(config: RunConfig, folder: Path | None = None, recipe: str = "run") ->
             finally:
                 await parts.sampler.close()
 
-        outcome = asyncio.run(whole())
-        report = reported(config, outcome)
-        write_report(parts.run, outcome, report)
+        try:
+            outcome = interruptible(whole())
+            report = reported(config, outcome)
+            write_report(parts.run, outcome, report)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(progress(parts, config.trainer.steps)) from None
     return folder, report
+
+
+def progress(parts: Parts, steps: int) -> str:
+    """How far a run came and where it lies, in one line."""
+    from practicum.runs import checkpoint
+
+    done = max((step for step, _, _ in parts.database.metrics("success")), default=0)
+    newest = checkpoint.newest(parts.run.checkpoints)
+    saved = f"with the checkpoint of step {newest.step}" if newest else "without a checkpoint"
+    return f"{done} of {steps} RL steps were finished; all of them is in {parts.run.folder}, {saved}"
 
 
 def reported(config: RunConfig, outcome: Outcome) -> dict[str, Any]:
@@ -202,8 +295,9 @@ def as_text(report: Mapping[str, Any]) -> str:
         first, second = (NAMES[part] for part in name.split(" - "))
         lines.append(
             f"- {first} less {second}: {100 * difference['estimate']:+.1f} points "
-            f"({100 * difference['ci_low']:+.1f} to {100 * difference['ci_high']:+.1f}, p = {difference['p_value']:.2g}, "
-            f"paired over {difference['n_tasks']} tasks: {difference['only_first']} won, {difference['only_second']} lost)"
+            f"({100 * difference['ci_low']:+.1f} to {100 * difference['ci_high']:+.1f}, "
+            f"p = {difference['p_value']:.2g}, paired over {difference['n_tasks']} tasks: "
+            f"{difference['only_first']} won, {difference['only_second']} lost)"
         )
     curve = ", ".join(f"{step}: {figures['success']:.1%}" for step, figures in report["dev"].items())
     seconds = ", ".join(f"{name} {value:.0f}" for name, value in report["seconds"].items())
@@ -216,14 +310,24 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def shown(run_folder: Path, task_id: str | None, phase: str | None) -> None:
-    """Print the tasks of a run, or the trajectories of one task, with what was trained in colour."""
-    from practicum.config import load
-    from practicum.runs.run import Run
+    """Print the tasks of a run or of an evaluation's file, or one task's trajectories, what was trained in colour."""
     from practicum.runs.show import show
 
+    show(run_folder, task_id=task_id, phase=phase, decode=decoder(run_folder) if task_id is not None else None)
+
+
+def decoder(run_folder: Path) -> Callable[[Sequence[int]], str] | None:
+    """Tokens to text by the run's own checkpoint; None, so that messages are shown, where that cannot be had."""
+    from practicum.config import load
+    from practicum.runs.run import Run
+
+    if run_folder.is_file():
+        return None
     run = Run.open(run_folder)
-    tokenizer = None
-    if task_id is not None:
-        renderer = build.renderer_of(load(run.config), scripted=False)
-        tokenizer = renderer.tokenizer  # type: ignore[attr-defined]
-    show(run_folder, task_id=task_id, phase=phase, decode=tokenizer.decode if tokenizer else None)
+    config, best = load(run.config), run.best_checkpoint()
+    if best is None:
+        return None
+    of_checkpoint = replace(config, model=replace(config.model, name=str(best.path / "model")))
+    with suppress(MissingExtra):
+        return build.renderer_of(of_checkpoint, scripted=False).tokenizer.decode  # type: ignore[attr-defined]
+    return None

@@ -9,7 +9,8 @@ import torch
 from practicum.errors import UserError
 from practicum.learning.advantages import has_signal, leave_one_out
 from practicum.learning.algorithms import algorithm, loop
-from practicum.learning.batches import Row, micro_batches, rows_of
+from practicum.learning.batches import Row, rows_of
+from practicum.learning.forest import micro_batches, tree_of, trees_of
 from practicum.learning.imitation import imitate, mean_loss
 from practicum.learning.losses import clipped, imitation
 from practicum.learning.policy import Policy, digest_of, faster_with_autocast
@@ -124,54 +125,84 @@ def test_an_answer_that_was_never_delivered_is_not_trained():
     assert [[row.tokens[p] for p in row.positions] for row in rows] == [[4]]
 
 
+def random_rows(seed, groups=3, attempts=4):
+    """Rows that share prompts, first turns and beginnings of turns within their group, as siblings do."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for name in range(groups):
+        stem = draw.integers(0, 31, 12)
+        for _ in range(attempts):
+            tokens = (*stem[: draw.integers(4, 12)], *draw.integers(0, 31, draw.integers(2, 9)))
+            positions = sorted({2, 3, len(tokens) - 2, len(tokens) - 1})
+            logprobs, advantage = tuple(draw.normal(-3, 0.3, len(positions))), float(draw.normal())
+            rows.append(Row(tuple(map(int, tokens)), tuple(positions), logprobs, 1.0, advantage, str(name)))
+    return rows
+
+
+def alone(rows):
+    return [tree_of([row]) for row in rows]
+
+
+def test_a_tree_holds_each_unique_token_once_and_shows_it_its_ancestors_only():
+    tree = tree_of([Row((1, 2, 4, 5), (3,), (0.0,), 1.0, 1.0), Row((1, 2, 3), (2,), (0.0,), 1.0, 1.0)])
+    assert list(tree.tokens_U) == [1, 2, 3, 4, 5] and list(tree.depths_U) == [0, 1, 2, 2, 3]
+    assert [list(np.flatnonzero(seen)) for seen in tree.sees_UU] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4]]
+    assert [list(path) for path in tree.paths] == [[0, 1, 2], [0, 1, 3, 4]]
+
+
 def test_micro_batches_hold_every_row_once_and_keep_to_the_budget():
-    draw = np.random.default_rng(1)
-    rows = [Row(tuple(range(n)), (n - 1,), (0.0,), 1.0, 1.0) for n in draw.integers(2, 40, 50)]
-    batches = list(micro_batches(rows, 80))
-    assert sorted(len(row.tokens) for batch in batches for row in batch) == sorted(len(row.tokens) for row in rows)
-    assert all(len(batch) * max(len(row.tokens) for row in batch) <= 80 for batch in batches)
+    rows = random_rows(1, groups=20)
+    batches = list(micro_batches(trees_of(rows), 80))
+    found = [row for batch in batches for tree in batch for row in tree.rows]
+    assert sorted(row.tokens for row in found) == sorted(row.tokens for row in rows)
+    assert all(len(batch) * max(len(tree.tokens_U) for tree in batch) <= 80 for batch in batches if len(batch) > 1)
 
 
-def test_scores_are_the_models_own_log_probs_at_the_temperature_of_sampling():
+@pytest.mark.parametrize("temperatures", [(0.7, 0.7), (0.7, 1.3)])
+def test_scores_are_the_models_own_log_probs_at_the_temperature_of_sampling(temperatures):
     policy = tiny_policy()
-    rows = [Row((1, 2, 3, 4, 5), (2, 4), (0.0, 0.0), 0.7, 1.0), Row((6, 7, 8), (1, 2), (0.0, 0.0), 0.7, 1.0)]
-    scores = policy.score(rows)
+    rows = [Row((1, 2, 3, 4, 5), (2, 4), (0.0, 0.0), temperatures[0], 1.0)]
+    rows.append(Row((1, 2, 8), (1, 2), (0.0, 0.0), temperatures[1], 1.0))
+    tree = tree_of(rows)
     expected = []
-    for row in rows:
-        logits = policy.model(torch.tensor([row.tokens])).logits[0] / 0.7
+    for row in tree.rows:
+        logits = policy.model(torch.tensor([row.tokens])).logits[0] / row.temperature
         expected += [logits[p - 1].log_softmax(-1)[row.tokens[p]] for p in row.positions]
-    torch.testing.assert_close(scores.logprobs_P, torch.stack(expected))
+    torch.testing.assert_close(policy.score([tree]).logprobs_P, torch.stack(expected))
 
 
-def gradient_with(budget):
+def gradient(pack, budget=10**6):
     policy = tiny_policy()
-    draw = np.random.default_rng(2)
-    rows = [
-        Row(tuple(int(t) for t in draw.integers(0, 31, n)), (1, n - 1), (-3.0, -3.0), 1.0, float(a))
-        for n, a in zip(draw.integers(3, 20, 12), draw.normal(size=12), strict=True)
-    ]
+    rows = random_rows(2)
     coach = trainer(policy)
     tokens = sum(len(row.positions) for row in rows)
-    for batch in micro_batches(rows, budget):
-        (coach.loss(policy.score(batch), batch).sum() / tokens).backward()
+    for trees in micro_batches(pack(rows), budget):
+        batch = [row for tree in trees for row in tree.rows]
+        (coach.loss(policy.score(trees), batch).sum() / tokens).backward()
     return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
 
 
-def test_the_gradient_does_not_depend_on_how_rows_are_split_into_micro_batches():
-    whole = gradient_with(10**6)
-    for budget in (20, 60):
-        assert (gradient_with(budget) - whole).norm() / whole.norm() < 1e-6
+def test_the_gradient_of_a_forest_is_that_of_separate_rows():
+    apart = gradient(alone)
+    assert (gradient(trees_of) - apart).norm() / apart.norm() < 1e-5
+
+
+def test_the_gradient_does_not_depend_on_how_trees_are_split_into_micro_batches():
+    whole = gradient(trees_of)
+    for budget in (30, 60):
+        assert (gradient(trees_of, budget) - whole).norm() / whole.norm() < 1e-6
 
 
 def test_learning_raises_what_was_rewarded_and_lowers_what_was_not():
     policy = tiny_policy()
     good, bad = attempt(0, 1.0), attempt(1, 0.0)
     rows = [*rows_of(good, 0.0), *rows_of(bad, 0.0)]
-    before = policy.score(rows).logprobs_P.detach()
+    before = policy.score(alone(rows)).logprobs_P.detach()
     metrics = trainer(policy).learn([Group("g", "t", (good, bad))])
-    after = policy.score(rows).logprobs_P.detach()
+    after = policy.score(alone(rows)).logprobs_P.detach()
     assert metrics["groups_with_signal"] == 1 and metrics["trained_tokens"] == 4
-    assert after[0] > before[0] and after[2] < before[2]
+    rise = after - before
+    assert rise[0] > rise[2]  # the first sampled token of the good attempt, and of the bad one
 
 
 def test_groups_without_signal_are_counted_and_change_nothing():

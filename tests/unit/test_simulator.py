@@ -56,7 +56,7 @@ def failing(where):
 
 
 def said(text):
-    return RENDERER.tokenizer.encode(text) + [RENDERER.end]
+    return [*RENDERER.tokenizer.encode(text), RENDERER.end]
 
 
 def stage(replies, environment=Counter, agent=None, **limits):

@@ -3,37 +3,112 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from types import FrameType
+from typing import Annotated, Any, NoReturn, Optional
 
 import typer
+from typer.core import TyperGroup
 
+from practicum import __version__
 from practicum.errors import PracticumError, UserError
 
+
+class Stopped(Exception):
+    """Ctrl-C, kept from typer, which would end without a word; the text says how far the work came."""
+
+
+class Commands(TyperGroup):
+    """The commands, with Ctrl-C taken out of typer's hands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Raises Stopped for KeyboardInterrupt."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise Stopped(*interrupt.args) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Let a language model practise your tasks, check what it really did, and learn from that.",
-    epilog="Exit codes: 0 done, 1 the run failed, 2 a mistake in what was asked, 130 stopped by Ctrl-C.",
+    rich_markup_mode=None,  # plain help and plain errors: the same on a terminal, in a pipe and in a log
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-Recipe = Annotated[Path, typer.Argument(help="A recipe, such as recipes/retail.toml.", show_default=False)]
+Recipe = Annotated[
+    Path, typer.Argument(metavar="RECIPE", help="A recipe, such as recipes/retail.toml.", show_default=False)
+]
 Settings = Annotated[
     Optional[list[str]],  # noqa: UP045  (typer reads it at run time)
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        help="Change a setting of the recipe, such as trainer.steps=30; may be repeated.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+
+
+@app.callback(invoke_without_command=True)
+def practicum(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Let a language model practise your tasks, check what it really did, and learn from that.
+
+    \b
+    practicum evaluate recipes/retail.toml --policy expert   are the tasks sound? (needs no model)
+    practicum train recipes/retail.toml --folder runs/mine   train, and test on tasks never seen
+    practicum show runs/mine                                 which tasks it can do now
+    practicum show runs/mine --task ID                       what it did there, what was learned from
+
+    Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 the run failed, 2 a mistake in what
+    was asked, 130 stopped by Ctrl-C (a second Ctrl-C stops at once).
+    """
+    if version:
+        print(f"practicum {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
 def train(
     recipe: Recipe,
     settings: Settings = None,
-    folder: Annotated[Optional[Path], typer.Option(help="The run's folder; made new.")] = None,  # noqa: UP045
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the run is kept; made new. [default: runs/RECIPE-DATE-TIME]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the recipe's model: warm-up, reinforcement learning, and a test on tasks it never saw."""
+    """Train the recipe's model, and test it on tasks it never saw.
+
+    Warm-up by imitation, reinforcement learning from the verifier, then one test of the model as it comes, after
+    warm-up and after reinforcement, with 95 % intervals and paired differences.
+
+    \b
+    The run folder then holds
+      config.toml    the recipe with every setting written out
+      run.sqlite     every trajectory and metric (practicum show FOLDER)
+      metrics.jsonl  the metrics again, one object a line
+      checkpoints/   models (practicum evaluate RECIPE --model FOLDER takes the best)
+      report.md, report.json, report.png
+
+    \b
+    practicum train recipes/tiny.toml                               under a minute
+    practicum train recipes/retail.toml --set trainer.steps=30 --set seed=1
+
+    Needs the extra [train]. Ctrl-C ends a run in order and keeps what was finished.
+    """
     from practicum import config, verbs
 
     run, report = verbs.train(config.load(find_recipe(recipe), settings or ()), folder, recipe.stem)
@@ -48,21 +123,64 @@ def train(
 def evaluate(
     recipe: Recipe,
     settings: Settings = None,
-    model: Annotated[Optional[str], typer.Option(help="A known model, a folder, or a run.")] = None,  # noqa: UP045
-    policy: Annotated[Optional[str], typer.Option(help="A script instead: expert, noop or random.")] = None,  # noqa: UP045
-    tasks: Annotated[Optional[Path], typer.Option(help="A file of tasks, instead of a split.")] = None,  # noqa: UP045
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
-    attempts: Annotated[int, typer.Option(help="Attempts at each task.")] = 1,
-    out: Annotated[Optional[Path], typer.Option(help="Write all trajectories to this SQLite file.")] = None,  # noqa: UP045
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME",
+            help="A known model, a model folder, a run folder (its best checkpoint) or a hub id. "
+            "[default: the recipe's]",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="A script instead of a model: expert, noop or random."),
+    ] = None,
+    tasks: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Tasks of your own, one JSON object a line (.jsonl, .jsonl.gz)."),
+    ] = None,
+    split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME", help="The recipe's tasks: train, dev or test. [default: test]", show_default=False
+        ),
+    ] = None,
+    attempts: Annotated[int, typer.Option(metavar="N", help="Attempts at each task.")] = 1,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Keep all trajectories in a new SQLite file, to be read by practicum show."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a model or a scripted policy: success with its 95 % interval, turns, tokens, endings."""
+    """Measure how often a model, or a script, does its tasks.
+
+    The tasks are a split of the recipe, or a file. Says the success with its 95 % interval, turns and tokens per episode, how the attempts ended, and of a file
+    which tasks were skipped (they need what is not built) or are invalid (the solution given is refused), and why.
+
+    \b
+    practicum evaluate recipes/retail.toml --policy noop --json
+    practicum evaluate recipes/retail.toml --model runs/mine --attempts 4 --out attempts.sqlite
+    practicum evaluate recipes/retail.toml --policy expert --tasks mine.jsonl
+
+    \b
+    --json prints one object with
+      success, ci_low, ci_high   a fraction and its interval; null when no task was left
+      n_tasks, n_attempts        what it was measured on
+      endings                    ending -> number of attempts
+      skipped, invalid           task id -> reason
+      turns, tokens, seconds     per episode; of the whole
+    """
     from practicum import config, verbs
 
     if model is not None and policy is not None:
         raise UserError("--model and --policy exclude each other: a script speaks instead of a model")
+    if tasks is not None and split is not None:
+        raise UserError("--tasks and --split exclude each other: a file of tasks is evaluated whole")
     loaded = config.load(find_recipe(recipe), settings or ())
-    measured = verbs.evaluate(loaded, model=model, policy=policy, tasks=tasks, split=split, attempts=attempts, out=out)
+    measured = verbs.evaluate(
+        loaded, model=model, policy=policy, tasks=tasks, split=split or "test", attempts=attempts, out=out
+    )
     summary = measured.summary()
     if as_json:
         print(json.dumps(summary))
@@ -71,10 +189,9 @@ def evaluate(
         print("no task was left to evaluate")
     else:
         print(f"success {measured.evaluation.interval} tasks, {summary['n_attempts']} attempts")
-        print(
-            f"turns {summary['turns']:.1f}, sampled tokens {summary['tokens']:.0f} per episode; {summary['seconds']:.1f} s"
-        )
+        print(f"turns {summary['turns']:.1f}, sampled tokens {summary['tokens']:.0f} per episode")
         print("endings: " + ", ".join(f"{name} {count}" for name, count in summary["endings"].items()))
+        print(f"seconds: {summary['seconds']:.1f}")
     for title in ("skipped", "invalid"):
         for task_id, reason in summary[title].items():
             print(f"{title}: {task_id}: {reason}")
@@ -82,32 +199,80 @@ def evaluate(
 
 @app.command()
 def show(
-    run: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
-    task: Annotated[Optional[str], typer.Option(help="Id of a task: print its trajectories.")] = None,  # noqa: UP045
-    phase: Annotated[Optional[str], typer.Option(help="Only this phase, such as train or test/rl.")] = None,  # noqa: UP045
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run folder, or a file written by evaluate --out.", show_default=False),
+    ],
+    task: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="ID", help="Print every attempt at this task, turn by turn."),
+    ] = None,
+    phase: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME", help="Only demonstration, train, dev, test/base, test/warm-up, test/rl or evaluation."
+        ),
+    ] = None,
 ) -> None:
-    """List the tasks of a run, or print the trajectories of one, with what was trained in colour."""
+    """Print the tasks of a run, or what was done at one of them.
+
+    The tasks are listed with their successes. Of each phase the last step that has the task is shown. On a terminal sampled tokens are green where they were
+    trained to become likelier, red where less likely, plain where they were not trained; elsewhere they stand in
+    «+…» and «-…». Works while the run is going on.
+
+    \b
+    practicum show runs/mine
+    practicum show runs/mine --task retail_train_36 --phase train
+    """
     from practicum import verbs
 
     verbs.shown(run, task, phase)
 
 
 def find_recipe(path: Path) -> Path:
-    """The path as given, else the recipe of that name that the package ships."""
+    """The path as given; where nothing is there, the recipe that the package ships as recipes/NAME.toml."""
     shipped = Path(__file__).parents[1] / "recipes" / path.name
-    return shipped if not path.exists() and shipped.is_file() else path
+    is_shipped = path in (Path(path.name), Path("recipes", path.name)) and shipped.is_file()
+    return shipped if is_shipped and not path.exists() else path
 
 
 def main() -> None:
     """Run a command; a user's mistake is one message and exit code 2, another failure of ours is 1, Ctrl-C 130."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, first_interrupt)
     try:
-        app(standalone_mode=True)
+        app()
+    except SystemExit as done:
+        code = done.code
     except UserError as error:
-        print(f"practicum: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = said(str(error), 2)
     except PracticumError as error:
-        print(f"practicum: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("\npracticum: stopped; what was finished is stored in the run folder", file=sys.stderr)
-        sys.exit(130)
+        code = said(str(error), 1)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        code = said(f"stopped by Ctrl-C: {str(stopped) or 'there was nothing to keep yet'}", 130)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `head` and its like have read enough; what is still buffered must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or 1
+    sys.exit(code)
+
+
+def said(message: str, code: int) -> int:
+    """Print a message for people; returns the exit code that goes with it."""
+    print(f"practicum: {message}", file=sys.stderr)
+    return code
+
+
+def first_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C: end in order."""
+    signal.signal(signal.SIGINT, second_interrupt)
+    raise KeyboardInterrupt
+
+
+def second_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl-C again: end at once, as a kill would, but with the cursor that a progress bar has hidden."""
+    show_cursor = b"\x1b[?25h" if os.isatty(2) else b""
+    os.write(2, show_cursor + b"\npracticum: stopped at once by a second Ctrl-C\n")
+    os._exit(130)

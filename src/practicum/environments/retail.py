@@ -69,8 +69,10 @@ def database() -> Database:
 
 def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
     """The levels, sorted. Raises UserError when one of them is not built or there is none."""
-    if not levels or not set(levels) <= set(BUILT_LEVELS):
-        raise UserError(f"retail has the levels {', '.join(map(str, BUILT_LEVELS))}; found {list(levels)}")
+    if not isinstance(levels, (list, tuple)) or not levels or any(level not in BUILT_LEVELS for level in levels):
+        raise UserError(
+            f"retail has the levels {', '.join(map(str, BUILT_LEVELS))}, written as in levels = [1]; found {levels!r}"
+        )
     return tuple(sorted(set(levels)))
 
 

@@ -1,8 +1,7 @@
-"""From trajectories to rows, and from rows to micro-batches of bounded size."""
+"""From trajectories to rows: what the trainer sees of an attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from practicum.types import Trajectory
@@ -24,9 +23,11 @@ class Row:
     temperature: float
     "What they were sampled at; the trainer scores the same distribution."
     advantage: float
+    group: str = ""
+    "Rows of one group probably begin alike, and are packed together; empty for a row that stands alone."
 
 
-def rows_of(trajectory: Trajectory, advantage: float) -> list[Row]:
+def rows_of(trajectory: Trajectory, advantage: float, group: str = "") -> list[Row]:
     """One row per context; every delivered completion is trained exactly once, in the first row that holds it.
 
     A turn that two later turns continue (parallel calls) stands in both rows and is trained in one of them.
@@ -52,21 +53,6 @@ def rows_of(trajectory: Trajectory, advantage: float) -> list[Row]:
             tokens += turn.completion.tokens
         if positions:
             length = positions[-1] + 1
-            row = Row(tuple(tokens[:length]), tuple(positions), tuple(logprobs), leaf.sampling.temperature, advantage)
-            rows.append(row)
+            kept, temperature = tuple(tokens[:length]), leaf.sampling.temperature
+            rows.append(Row(kept, tuple(positions), tuple(logprobs), temperature, advantage, group))
     return rows
-
-
-def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Rows of similar length together, each batch at most `budget` padded tokens (a longer row goes alone).
-
-    Every row comes exactly once; the split changes no gradient, since sums are divided by global counts.
-    """
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: (-len(row.tokens), row.tokens)):
-        if batch and (len(batch) + 1) * len(batch[0].tokens) > budget:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch

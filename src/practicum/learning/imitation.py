@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from practicum.learning.batches import Row, micro_batches, rows_of
+from practicum.learning.batches import Row, rows_of
+from practicum.learning.forest import micro_batches, trees_of
 from practicum.learning.losses import imitation
 from practicum.learning.policy import Policy
 from practicum.learning.trainer import Updater, UpdateSettings
@@ -27,7 +28,7 @@ def imitate(
 ) -> Iterator[dict[str, float]]:
     """Train on demonstrations epoch by epoch, yielding {"epoch", "loss", "dev_loss"}; stop at a plateau on dev.
 
-    An epoch that lowers the dev loss (mean nats per token the expert said) by less than the share `plateau` is the last.
+    An epoch that lowers the dev loss (mean nats per expert token) by less than the share `plateau` is the last.
     """
     rows = [row for trajectory in demonstrations for row in rows_of(trajectory, 1.0)]
     dev_rows = [row for trajectory in dev for row in rows_of(trajectory, 1.0)]
@@ -51,6 +52,6 @@ def imitate(
 def mean_loss(policy: Policy, rows: Sequence[Row], tokens_per_microbatch: int) -> float:
     """Mean nats per expert token, without learning from them; nan for no rows."""
     policy.model.eval()
-    batches = micro_batches(rows, tokens_per_microbatch)
+    batches = micro_batches(trees_of(rows), tokens_per_microbatch)
     total = sum(float(imitation(policy.score(batch).logprobs_P).sum()) for batch in batches)
     return total / sum(len(row.positions) for row in rows) if rows else float("nan")

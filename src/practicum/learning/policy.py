@@ -1,6 +1,7 @@
 """The actor: a language model whose sampled tokens are scored under the distribution they were drawn from.
 
-Axes: B rows, L padded length, P sampled positions over all rows.
+Axes: T trees, U unique tokens of a tree (padded), P sampled positions over all rows, F distinct positions that those
+follow, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from practicum.learning.batches import Row
+from practicum.learning.forest import Tree, tree_of
 from practicum.types import Weights
 
 
@@ -37,31 +41,61 @@ class Policy:
         self.autocast = autocast
         self.device = next(model.parameters()).device
 
-    def score(self, rows: Sequence[Row]) -> Scores:
-        """Log-probs of the rows' sampled positions, row by row in order; shape (P,).
+    def score(self, trees: Sequence[Tree]) -> Scores:
+        """Log-probs of the sampled positions of all rows, tree by tree, row by row, shape (P,).
 
-        Rows are padded on the right, where causal attention makes padding invisible; the output layer runs at
-        sampled positions only.
+        Trees are padded to the same size; each token sees its ancestors only and stands at its depth. The output layer
+        runs once for each position that a sampled token follows, however many rows share it.
         """
-        length = max(len(row.tokens) for row in rows)
-        padded = [list(row.tokens) + [0] * (length - len(row.tokens)) for row in rows]
-        tokens_BL = torch.tensor(padded, device=self.device)
-        row_P = torch.tensor([b for b, row in enumerate(rows) for _ in row.positions], device=self.device)
-        position_P = torch.tensor([p for row in rows for p in row.positions], device=self.device)
-        temperature_P1 = torch.tensor([[row.temperature] for row in rows for _ in row.positions], device=self.device)
-        reduced = torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
-        with reduced:
-            hidden_BLD = self.model.base_model(input_ids=tokens_BL, use_cache=False).last_hidden_state
-            logits_PV = self.model.get_output_embeddings()(hidden_BLD[row_P, position_P - 1])
-        logprobs_PV = (logits_PV.float() / temperature_P1).log_softmax(-1)
+        size = max(len(tree.tokens_U) for tree in trees)
+        tokens_TU = np.zeros((len(trees), size), dtype=np.int64)
+        depths_TU = np.zeros_like(tokens_TU)
+        sees_TUU = np.broadcast_to(np.eye(size, dtype=bool), (len(trees), size, size)).copy()
+        for t, tree in enumerate(trees):
+            unique = len(tree.tokens_U)
+            tokens_TU[t, :unique], depths_TU[t, :unique] = tree.tokens_U, tree.depths_U
+            sees_TUU[t, :unique, :unique] = tree.sees_UU
+        followed, rank_P, token_P, temperature_P = sampled_positions(trees, size)
+        with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext():
+            hidden_TUD = self.model.base_model(
+                input_ids=self.tensor(tokens_TU),
+                position_ids=self.tensor(depths_TU),
+                attention_mask=self.tensor(sees_TUU)[:, None],
+                use_cache=False,
+            ).last_hidden_state
+            logits_FV = self.model.get_output_embeddings()(hidden_TUD.flatten(0, 1)[self.tensor(followed)])
+        rank_P, temperature_P = self.tensor(rank_P), self.tensor(temperature_P)
+        if temperature_P.unique().numel() == 1:
+            logprobs_FV = (logits_FV.float() / temperature_P[0]).log_softmax(-1)
+        else:
+            logprobs_FV = (logits_FV.float()[rank_P] / temperature_P[:, None]).log_softmax(-1)
+            rank_P = torch.arange(len(rank_P), device=self.device)
         with torch.no_grad():
-            entropy_P = -(logprobs_PV.exp() * logprobs_PV).sum(-1)
-        return Scores(logprobs_PV.gather(1, tokens_BL[row_P, position_P].unsqueeze(1)).squeeze(1), entropy_P)
+            entropy_F = -(logprobs_FV.exp() * logprobs_FV).sum(-1)
+        return Scores(logprobs_FV[rank_P, self.tensor(token_P)], entropy_F[rank_P])
 
-    def weights(self, version: int) -> Weights:
-        """The parameters as they stand; whoever loads them copies before the next update."""
-        tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
-        return Weights(version, digest_of(tensors), tensors)
+    def tensor(self, array: NDArray[Any]) -> Tensor:
+        """An array on the policy's device."""
+        return torch.from_numpy(array).to(self.device)
+
+
+def sampled_positions(trees: Sequence[Tree], size: int) -> tuple[NDArray[Any], ...]:
+    """(distinct flat positions that a sampled token follows, which of them each follows, the tokens, temperatures)."""
+    before, token, temperature = [], [], []
+    for t, tree in enumerate(trees):
+        for row, path in zip(tree.rows, tree.paths, strict=True):
+            positions = np.array(row.positions)
+            before.append(t * size + path[positions - 1])
+            token.append(np.array(row.tokens)[positions])
+            temperature.append(np.full(len(positions), row.temperature, dtype=np.float32))
+    followed, rank_P = np.unique(np.concatenate(before), return_inverse=True)
+    return followed, rank_P, np.concatenate(token), np.concatenate(temperature)
+
+
+def weights_of(model: Any, version: int) -> Weights:
+    """A model's parameters as they stand; whoever loads them copies before the next update."""
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return Weights(version, digest_of(tensors), tensors)
 
 
 def digest_of(tensors: dict[str, Tensor]) -> str:
@@ -83,12 +117,13 @@ def faster_with_autocast(model: Any, tokens: int = 256) -> bool:
         1.0,
         1.0,
     )
+    tree = tree_of([row])
     seconds = {}
     for autocast in (False, True):
         policy = Policy(model, autocast)
         for attempt in range(2):
             began = time.perf_counter()
-            policy.score([row]).logprobs_P.sum().backward()
+            policy.score([tree]).logprobs_P.sum().backward()
             model.zero_grad(set_to_none=True)
             seconds[autocast] = time.perf_counter() - began if attempt else 0.0
     return seconds[True] < seconds[False]

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from practicum.learning.advantages import has_signal
 from practicum.learning.algorithms import Algorithm
-from practicum.learning.batches import Row, micro_batches, rows_of
-from practicum.learning.policy import Policy, Scores
+from practicum.learning.batches import Row, rows_of
+from practicum.learning.forest import micro_batches, trees_of
+from practicum.learning.policy import Policy, Scores, weights_of
 from practicum.models.load import HuggingFaceTokenizer, save_model
 from practicum.types import Group, Weights
 
@@ -61,10 +62,13 @@ class Updater:
         tokens = sum(len(row.positions) for row in rows)
         totals = {"loss": 0.0, "entropy": 0.0, "k3": 0.0, "mismatch": 0.0}
         self.policy.model.train()
-        for batch in micro_batches(rows, self.settings.tokens_per_microbatch):
-            scores = self.policy.score(batch)
+        trees = trees_of(rows)
+        totals["unique_tokens"] = float(sum(len(tree.tokens_U) for tree in trees))
+        for trees_of_batch in micro_batches(trees, self.settings.tokens_per_microbatch):
+            batch = [row for tree in trees_of_batch for row in tree.rows]
+            scores = self.policy.score(trees_of_batch)
             mean = loss(scores, batch).sum() / tokens
-            mean.backward()  # type: ignore[no-untyped-call]
+            mean.backward()
             gap_P = scores.logprobs_P.detach() - recorded(batch).to(scores.logprobs_P)
             totals["loss"] += float(mean.detach())
             totals["entropy"] += float(scores.entropy_P.sum()) / tokens
@@ -144,7 +148,7 @@ class Trainer:
             for trajectory, advantage in zip(group.valid, self.algorithm.credit(rewards_G), strict=True):
                 self.advantages[group.task_id, trajectory.attempt] = float(advantage)
                 if advantage != 0.0:
-                    rows += rows_of(trajectory, float(advantage))
+                    rows += rows_of(trajectory, float(advantage), group.id)
         return rows
 
     def loss(self, scores: Scores, rows: Sequence[Row]) -> Tensor:
@@ -155,8 +159,12 @@ class Trainer:
 
     def publish(self) -> Weights:
         """The weights under the next version."""
+        return self.numbered(self.policy.model)
+
+    def numbered(self, model: Any) -> Weights:
+        """Another model's weights under the next version: no two sets that a sampler is given share a number."""
         self.version += 1
-        return self.policy.weights(self.version)
+        return weights_of(model, self.version)
 
     def save(self, folder: Path) -> None:
         """The model as a Hugging Face folder and the counters as JSON: nothing in a checkpoint is code."""

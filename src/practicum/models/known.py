@@ -25,6 +25,8 @@ from typing import IO, Any
 from practicum.errors import Failure, MissingExtra, UserError, boundary
 from practicum.models.wheels import Part, fetch, progress_bar, sha256_of
 
+SHIPPED = Path(__file__).parent / "shipped"
+"Small models that are part of the package."
 MANIFEST = "practicum.json"
 CONVERSION = 1
 "Raised whenever convert.py would write something else, so that older cache entries are made again."
@@ -99,6 +101,8 @@ def find(name: str | os.PathLike[str], *, progress: bool = True, known: Mapping[
     model = known.get(name)
     tried: list[str] = []
     if model is None:
+        if "/" not in name and not folder_problem(SHIPPED / name):
+            return ModelFiles(SHIPPED / name, "shipped with practicum")
         folder = Path(name).expanduser()
         problem = folder_problem(folder)
         if not problem:

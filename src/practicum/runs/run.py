@@ -29,6 +29,7 @@ class Run:
     def __init__(self, folder: Path, lock: int | None = None) -> None:
         self.folder = folder
         self._lock = lock
+        self._made = False
 
     @classmethod
     def create(cls, folder: str | Path, config_toml: str) -> Run:
@@ -38,10 +39,11 @@ class Run:
         """
         run = cls(Path(folder))
         try:
+            run._made = not run.folder.exists()
             run.folder.mkdir(parents=True, exist_ok=True)
             run._lock = take_lock(run.folder)
             if run.config.exists() or run.database.exists():
-                raise UserError(f"{run.folder} already holds a run; resume it, or name another folder")
+                raise UserError(f"{run.folder} already holds a run; name another folder")
             partial = run.folder / (CONFIG + ".partial")
             partial.write_text(config_toml, encoding="utf-8")
             os.replace(partial, run.config)
@@ -107,6 +109,15 @@ class Run:
             best = json.loads(self.report(".json").read_text(encoding="utf-8"))["best_step"]
             found = [checkpoint for checkpoint in found if checkpoint.step == best] or found
         return found[-1] if found else None
+
+    def discard(self) -> None:
+        """Take back what `create` made: for a run that could not begin. What else lies in the folder stays."""
+        for path in (self.config, self.folder / LOCK):
+            path.unlink(missing_ok=True)
+        self.checkpoints.rmdir()
+        if self._made:
+            self.folder.rmdir()
+        self.close()
 
     def close(self) -> None:
         """Give the lock back; calling it twice does no harm."""

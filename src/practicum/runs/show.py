@@ -37,17 +37,22 @@ def show(
 ) -> None:
     """Print a run: its tasks with the success of each phase, or with `task_id` every attempt at that task.
 
-    Without `step`, each phase is shown as it was when the task last occurred in it. `decode` turns token ids into text;
-    without it the recorded messages are shown, each completion in one colour. Raises UserError when the folder holds no
-    run or the run no such task.
+    `run_folder` may also be a database by itself, such as an evaluation writes. Without `step`, each phase is shown as
+    it was when the task last occurred in it. `decode` turns token ids into text; without it the recorded messages are
+    shown, each completion in one colour. Raises UserError when the folder holds no run, or the run no such task or
+    phase.
 
     Example: show("runs/retail", task_id="retail_7", phase="train", decode=tokenizer.decode)
     """
     console = console or Console(highlight=False)
-    run = Run.open(run_folder)
-    with Database(run.database, read_only=True) as database:
+    path = Path(run_folder)
+    with Database(path if path.is_file() else Run.open(path).database, read_only=True) as database:
         if task_id is None:
-            console.print(task_table(database.successes(phase, step)), soft_wrap=True)
+            successes = database.successes(phase, step)
+            if phase is not None and not successes:
+                phases = ", ".join(sorted({found for found, _ in database.successes()})) or "none"
+                raise UserError(f"{path} holds no scored attempt of a phase {phase}; its phases: {phases}")
+            console.print(task_table(successes), soft_wrap=True)
             return
         for stored in last_attempts(database, task_id, phase, step):
             console.print(Rule(f"{stored.phase}, step {stored.step}, attempt {stored.trajectory.attempt}"))

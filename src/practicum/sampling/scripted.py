@@ -1,11 +1,11 @@
-"""A sampler that says what it was told to say: for tests, demonstrations and trying out an environment without a model."""
+"""A sampler that plays prepared replies: for scripted policies and for tests of whatever talks to a sampler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from practicum.errors import UserError
-from practicum.types import Completion, SamplingParams, Weights
+from practicum.types import Completion, SamplingParams, StopReason, Weights
 
 Reply = Callable[[tuple[int, ...], SamplingParams], Sequence[int]]
 
@@ -60,7 +60,7 @@ class ScriptedSampler:
         ends = [position + 1 for position, token in enumerate(reply) if token in params.stop_tokens]
         whole = reply[: ends[0]] if ends else reply
         said = whole[:limit]
-        stop_reason = "stop" if len(said) == len(whole) else "length"
+        stop_reason: StopReason = "stop" if len(said) == len(whole) else "length"
         return Completion(said, (self._logprob,) * len(said), (self._version,) * len(said), stop_reason)
 
     async def score(self, tokens: Sequence[int], start: int, temperature: float = 1.0) -> tuple[float, ...]:

@@ -18,7 +18,7 @@ async def collect(
     Episodes start in (task, attempt) order; groups come in the order in which they finish. When the consumer stops
     or an error passes through, running episodes are cancelled and awaited.
 
-    Example: async for group in collect(tasks, 8, lambda task, attempt: run_episode(stage, task, attempt), concurrency=64)
+    Example: async for group in collect(tasks, 8, partial(run_episode, stage), concurrency=64)
     """
     places = asyncio.Semaphore(concurrency)
 

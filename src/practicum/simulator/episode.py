@@ -42,7 +42,7 @@ class Stage:
 async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
     """Play one attempt to its ending. Never raises for what happened inside: the ending says it.
 
-    Example: await run_episode(stage, task, attempt=0) -> Trajectory(..., ending=Ending.FINISHED, rewards={"success": 1.0})
+    Example: await run_episode(stage, task, attempt=0) -> Trajectory(..., ending=Ending.FINISHED)
     """
     began = time.monotonic()
 

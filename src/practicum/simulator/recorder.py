@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from practicum.environments.tools import Toolbox
 from practicum.errors import EpisodeOver, PracticumError, ToolError, boundary, traced
 from practicum.sampling.renderer import Renderer
 from practicum.sampling.sampler import Sampler
 from practicum.types import Ending, Message, SamplingParams, ToolCall, ToolSpec, Turn, stream_seed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ class Recorder:
         self.tool_seconds[turn] = self.tool_seconds.get(turn, 0.0) + time.monotonic() - began
         return Message("tool", content, tool_call_id=call.id)
 
-    async def wait(self, job, whose: str, ending: Ending):  # type: ignore[no-untyped-def]
+    async def wait(self, job: Awaitable[T], whose: str, ending: Ending) -> T:
         """Await without charging the agent; a failure sets the sticky flag and is raised on."""
         if self.waiting == 0:
             self.since = time.monotonic()

@@ -164,14 +164,14 @@ class Console:
         self._phases.append(phase)
         if outermost and self._live is None:
             self.say(f"{name}: begins" + ("" if total is None else f", {total} to do"))
+        stopped = True
         try:
             yield phase
-        except BaseException:
+            stopped = False
+        finally:
             self._phases.remove(phase)
-            if outermost:
+            if stopped and outermost:
                 self.say(f"{phase}: stopped")
-            raise
-        self._phases.remove(phase)
         if not outermost:
             return
         of = "" if total is None or phase.done == total else f" of {total}"

@@ -28,7 +28,7 @@ KEY_ROUNDING = 32
 class Pass:
     """The contexts that one forward pass extends.
 
-    Example: Pass((2, 5), (200, 0), (1, 64)) computes position 200 of slot 2 and positions 0 to 63 of slot 5.
+    Example: Pass((2, 5), (200, 0), (1, 64), device) computes position 200 of slot 2 and positions 0 to 63 of slot 5.
     """
 
     slots: tuple[int, ...]
@@ -37,7 +37,7 @@ class Pass:
     "Shape (R,): first position computed."
     counts: tuple[int, ...]
     "Shape (R,): positions computed."
-    device: torch.device = torch.device("cpu")
+    device: torch.device
     slots_T: Tensor = field(init=False)
     positions_T: Tensor = field(init=False)
     masks: dict[Any, Tensor] = field(init=False, default_factory=dict)
@@ -61,7 +61,7 @@ class Pass:
         return range(low, high) if high - low <= 2 * len(self.slots) else None
 
     def mask(self, name: Any, positions_BQ: Tensor, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive mask (B, 1, Q, K): a query sees the keys up to its own position, within the window if there is one."""
+        """Additive mask (B, 1, Q, K): a query sees the keys up to its own position, within the window if any."""
         if (name, window) not in self.masks:
             behind_BQK = positions_BQ[:, :, None] - torch.arange(keys, device=self.device)
             hidden_BQK = behind_BQK < 0 if window is None else (behind_BQK < 0) | (behind_BQK >= window)

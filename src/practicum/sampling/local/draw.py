@@ -46,7 +46,7 @@ def _invert(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _first_above(weights_BC: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The entry under which each number falls, never one of weight 0, and how far into that entry it lies, in [0, 1)."""
+    """The entry under which each number falls, never one of weight 0, and how far into it the number lies, 0 to 1."""
     cumulative_BC = weights_BC.double().cumsum(dim=-1)
     total_B = cumulative_BC[:, -1]
     target_B = torch.minimum(uniforms_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))

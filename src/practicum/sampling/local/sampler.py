@@ -1,7 +1,7 @@
 """Draws completions from a transformers model in this process: batched continuously, never computing a token twice.
 
-One thread owns the model, the slots and the store; it runs one forward pass at a time, and between two passes whatever else
-was asked for (new weights, a score). The event loop only hands requests over and delivers completions.
+One thread owns the model, the slots and the store; it runs one forward pass at a time, and between two passes whatever
+else was asked for (new weights, a score). The event loop only hands requests over and delivers completions.
 
 Axes: T tokens of a prompt or pass, R requests of a pass, B sampled rows, V vocabulary.
 """
@@ -85,8 +85,8 @@ class LocalSampler:
         self._context_length = context_length or int(config.max_position_embeddings)
         if self._context_length > config.max_position_embeddings:
             raise UserError(
-                f"context_length {context_length} is longer than the model's {config.max_position_embeddings} positions; "
-                "ask for at most that many"
+                f"context_length {context_length} is more than the {config.max_position_embeddings} positions "
+                "that the model has; ask for at most that many"
             )
         self._version = version
         self._slots = Slots(slots, self._context_length)
@@ -116,8 +116,8 @@ class LocalSampler:
     async def sample(self, tokens: Sequence[int], params: SamplingParams) -> Completion:
         """Continue `tokens`, shape (T,); as many as `max_tokens` and the context allow.
 
-        Raises ValueError for a prompt or parameters that no model could continue, Failure("sampler") when a pass failed:
-        the sampler has then dropped all requests and kept nothing, and can be used again.
+        Raises ValueError for a prompt or parameters that no model could continue, and Failure("sampler") when a pass
+        failed: the sampler has then dropped all requests and whatever was kept, and can be used again.
         """
         self._check_open()
         prompt_T = self._checked(tokens)
@@ -227,7 +227,7 @@ class LocalSampler:
         return finished
 
     def _admit(self) -> None:
-        """Free the slots of those who no longer wait, then place new requests, in order of arrival where they can start."""
+        """Free the slots of those who no longer wait, then place new requests, in order of arrival."""
         for slot in [slot for slot, request in self._running.items() if request.future.done()]:
             self._release(slot)
         while self._arrivals:
@@ -384,8 +384,8 @@ def _copy_weights(model: PreTrainedModel, weights: Weights) -> None:
     for problem, names in (("unknown", unknown), ("missing", missing), ("of another shape", shapes)):
         if names:
             raise UserError(
-                f"weights version {weights.version} do not fit the sampler's model: {len(names)} tensors are {problem}, "
-                f"such as {', '.join(names[:3])}; publish the tensors of the same architecture"
+                f"weights version {weights.version} do not fit the sampler's model: {len(names)} tensors are "
+                f"{problem}, such as {', '.join(names[:3])}; publish the tensors of the same architecture"
             )
     with torch.no_grad():
         for name, tensor in weights.tensors.items():

@@ -1,0 +1,29 @@
+"""A million parameters learn a tiny world from the verifier alone, and learn nothing from rewards that say nothing."""
+
+import time
+
+import pytest
+
+from practicum import config, verbs
+
+pytest.importorskip("torch", reason="learning needs the extra [train]")
+RECIPE = "recipes/tiny.toml"
+
+
+def trained(tmp_path, *settings):
+    began = time.monotonic()
+    _, report = verbs.train(config.load(RECIPE, settings), tmp_path / "run")
+    return report["test"], time.monotonic() - began
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_reinforcement_lifts_the_stored_start_from_below_a_third_to_above_four_fifths(tmp_path, seed):
+    test, seconds = trained(tmp_path, f"seed={seed}")
+    assert test["base"]["success"] < 0.3
+    assert test["rl"]["success"] > 0.8
+    assert seconds < 60
+
+
+def test_nothing_is_learned_from_rewards_dealt_out_at_random(tmp_path):
+    test, _ = trained(tmp_path, "trainer.shuffled_rewards=true", "evaluation.base=false")
+    assert test["rl"]["success"] < 0.4
