@@ -33,7 +33,9 @@ SHAPE = {
 
 def copied(draw: random.Random) -> Row:
     """Words in random order, twice; only the second time can be foreseen."""
-    text = " ".join("".join(draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=draw.randint(1, 4))) for _ in range(8))
+    text = " ".join(
+        "".join(draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=draw.randint(1, 4))) for _ in range(8)
+    )
     tokens = (*text.encode(), 10, *text.encode())
     half = len(text) + 1
     return Row(tokens, tuple(range(half, len(tokens))), (0.0,) * (len(tokens) - half), 1.0, 1.0)
@@ -69,9 +71,7 @@ def main() -> None:
     learn_to_copy(policy, 2000)
     settings = UpdateSettings(1e-3, 20, 0.01, 1.0, 16_384)
     demonstrations, dev = asyncio.run(shown(splits["train"], 0)), asyncio.run(shown(splits["dev"], 0))
-    for epoch in imitate(
-        policy, demonstrations, dev, settings, rows_per_update=32, epochs=12, plateau=0.005, seed=0
-    ):
+    for epoch in imitate(policy, demonstrations, dev, settings, rows_per_update=32, epochs=12, plateau=0.005, seed=0):
         print({name: round(value, 4) for name, value in epoch.items()}, flush=True)
     save_model(model, HOME / "src/practicum/models/shipped/tiny-start")
 

@@ -174,8 +174,8 @@ def load(path: Path | str, settings: Sequence[str] = ()) -> RunConfig:
         raise UserError(f"the recipe {path} is not TOML: {error}") from None
     for setting in settings:
         apply(table, setting)
-    config = parsed(RunConfig, table, str(path), "")
-    return checked(config, str(path))
+    source = " --set ".join([f"{path} with", *settings]) if settings else str(path)
+    return checked(parsed(RunConfig, table, source, ""), source)
 
 
 def apply(table: dict[str, Any], setting: str) -> None:

@@ -224,7 +224,7 @@ def progress(parts: Parts, steps: int) -> str:
     done = max((step for step, _, _ in parts.database.metrics("success")), default=0)
     newest = checkpoint.newest(parts.run.checkpoints)
     saved = f"with the checkpoint of step {newest.step}" if newest else "without a checkpoint"
-    return f"{done} of {steps} RL steps were finished; all of them is in {parts.run.folder}, {saved}"
+    return f"{done} of {steps} RL steps were finished; everything up to there is in {parts.run.folder}, {saved}"
 
 
 def reported(config: RunConfig, outcome: Outcome) -> dict[str, Any]:

@@ -155,8 +155,9 @@ def evaluate(
 ) -> None:
     """Measure how often a model, or a script, does its tasks.
 
-    The tasks are a split of the recipe, or a file. Says the success with its 95 % interval, turns and tokens per episode, how the attempts ended, and of a file
-    which tasks were skipped (they need what is not built) or are invalid (the solution given is refused), and why.
+    The tasks are a split of the recipe, or a file. Says the success with its 95 % interval, turns and tokens per
+    episode, how the attempts ended, and of a file which tasks were skipped (they need what is not built) or are
+    invalid (the solution given is refused), and why.
 
     \b
     practicum evaluate recipes/retail.toml --policy noop --json
@@ -216,9 +217,9 @@ def show(
 ) -> None:
     """Print the tasks of a run, or what was done at one of them.
 
-    The tasks are listed with their successes. Of each phase the last step that has the task is shown. On a terminal sampled tokens are green where they were
-    trained to become likelier, red where less likely, plain where they were not trained; elsewhere they stand in
-    «+…» and «-…». Works while the run is going on.
+    The tasks are listed with their successes. Of each phase the last step that has the task is shown. On a terminal
+    sampled tokens are green where they were trained to become likelier, red where less likely, plain where they were
+    not trained; elsewhere they stand in «+…» and «-…». Works while the run is going on.
 
     \b
     practicum show runs/mine

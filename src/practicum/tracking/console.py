@@ -81,7 +81,9 @@ class Phase:
         left_s = self.left_s
         left = "" if left_s is None else f", {clock_time(left_s)} left"
         note = f", {self.note}" if self.note else ""
-        return f"{self.name} {self.done}{of}{note}, {clock_time(self.elapsed_s)}{left}"
+        # What has no pieces is not counted.
+        count = f" {self.done}{of}" if self.done or of else ""
+        return f"{self.name}{count}{note}, {clock_time(self.elapsed_s)}{left}"
 
 
 class Console:
@@ -175,8 +177,9 @@ class Console:
         if not outermost:
             return
         of = "" if total is None or phase.done == total else f" of {total}"
+        count = f"{phase.done}{of} " if phase.done or total is not None else ""
         note = f", {phase.note}" if phase.note else ""
-        self.say(f"{name}: {phase.done}{of} done in {clock_time(phase.elapsed_s)}{note}")
+        self.say(f"{name}: {count}done in {clock_time(phase.elapsed_s)}{note}")
 
     def advance(self, pieces: int = 1, note: str = "") -> None:
         """Advance the innermost phase."""
