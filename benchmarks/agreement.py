@@ -1,8 +1,8 @@
 """Do sampler and trainer agree on sampled tokens, given the same weights?
 
 Plays episodes of a recipe with its local sampler, scores the very tokens with the trainer, and compares log-probs:
-in float32 they should be equal to rounding; in bfloat16 the mean k3 (exp(d) - 1 - d, d = trainer - sampler) says how far
-the policy that is trained is from the one that sampled.
+in float32 they should be equal to rounding; in bfloat16 the mean k3 (exp(d) - 1 - d, d = trainer - sampler) says how
+far the policy that is trained is from the one that sampled.
 
 Run: python benchmarks/agreement.py recipes/retail.toml --tasks 8 > benchmarks/results/agreement.json
 """

@@ -7,7 +7,7 @@ import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -316,8 +316,3 @@ def as_toml(config: RunConfig) -> str:
     import tomli_w
 
     return tomli_w.dumps(as_table(config))
-
-
-def with_steps(config: RunConfig, steps: int) -> RunConfig:
-    """The same run with another number of RL steps."""
-    return replace(config, trainer=replace(config.trainer, steps=steps))

@@ -42,8 +42,8 @@ class Failure(PracticumError):
 
 
 @contextmanager
-def boundary(whose: str) -> Iterator[None]:
-    """Turn whatever is raised inside into `Failure(whose, …)`, except what is already named or meant.
+def boundary(whose: str, *meant: type[Exception]) -> Iterator[None]:
+    """Turn whatever is raised inside into `Failure(whose, …)`, except what is a Failure already or is `meant`.
 
     Example:
         with boundary("verifier"):
@@ -51,9 +51,9 @@ def boundary(whose: str) -> Iterator[None]:
     """
     try:
         yield
-    except (PracticumError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
     except Exception as error:
+        if isinstance(error, (Failure, *meant)):
+            raise
         raise Failure(whose, error) from error
 
 

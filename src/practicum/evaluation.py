@@ -24,10 +24,12 @@ class Evaluation:
     successes: Mapping[str, tuple[float, ...]]
     "Task id -> success of each valid attempt."
     endings: Mapping[str, int]
+    reward: float
+    "The number learned from, mean over valid episodes."
     turns: float
-    "Model calls per episode, mean."
+    "Model calls per valid episode, mean."
     tokens: float
-    "Sampled tokens per episode, mean."
+    "Sampled tokens per valid episode, mean."
     seconds: float
     "Wall time of the whole evaluation."
     groups: tuple[Group, ...] = field(repr=False, default=())
@@ -76,12 +78,14 @@ def evaluated(groups: Sequence[Group], seconds: float) -> Evaluation:
     if not successes:
         first = next((t.error for t in played if t.error), "no attempt was made")
         raise PracticumError(f"no attempt could be scored; endings: {dict(endings)}; the first failure was:\n{first}")
+    valid = [trajectory for group in groups for trajectory in group.valid]
     return Evaluation(
         interval=success_interval(successes),
         successes=successes,
         endings={ending.value: endings[ending.value] for ending in Ending if endings[ending.value]},
-        turns=sum(len(t.turns) for t in played) / len(played),
-        tokens=sum(len(turn.completion.tokens) for t in played for turn in t.turns) / len(played),
+        reward=sum(t.reward for t in valid) / len(valid),
+        turns=sum(len(t.turns) for t in valid) / len(valid),
+        tokens=sum(len(turn.completion.tokens) for t in valid for turn in t.turns) / len(valid),
         seconds=seconds,
         groups=tuple(groups),
     )

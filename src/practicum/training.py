@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 from practicum.curriculum.curriculum import Curriculum
 from practicum.errors import PracticumError
 from practicum.evaluation import Evaluation, evaluate, evaluated
-from practicum.learning.trainer import Trainer
+from practicum.learning.advantages import has_signal
+from practicum.learning.trainer import Trainer, rewards_of
 from practicum.runs import checkpoint
 from practicum.runs.database import Database
 from practicum.runs.run import Run
@@ -117,7 +119,7 @@ async def imitate(parts: Parts, plan: Plan) -> None:
     if plan.demonstrations == 0:
         return
     shown = await demonstrations(parts, parts.splits["train"][: plan.demonstrations])
-    watched = await demonstrations(parts, parts.splits["dev"])
+    watched = await demonstrations(parts, parts.splits["dev"][: max(1, plan.demonstrations // 2)])
     with parts.console.phase("warm-up") as phase:
         for epoch in parts.warm_up(shown, watched):
             log(parts, {f"warm-up/{name}": value for name, value in epoch.items()}, int(epoch["epoch"]))
@@ -127,13 +129,13 @@ async def imitate(parts: Parts, plan: Plan) -> None:
 async def demonstrations(parts: Parts, tasks: Sequence[Task]) -> list[Trajectory]:
     """The expert's trajectories, through the same loop as the model's. Raises PracticumError when one fails."""
     shown = [await demonstrate(parts.stage, expert, task, 0) for task in tasks]
+    parts.database.add_groups("demonstration", 0, [Group(f"demo:{t.task_id}", t.task_id, (t,)) for t in shown])
     for trajectory in shown:
         if trajectory.success < 1.0:
             raise PracticumError(
                 f"the expert fails {trajectory.task_id} ({trajectory.ending}, rewards {dict(trajectory.rewards)}), "
                 f"so it cannot be imitated there; correct the task or its solve(). {trajectory.error}"
             )
-    parts.database.add_groups("demonstration", 0, [Group(f"demo:{t.task_id}", t.task_id, (t,)) for t in shown])
     return shown
 
 
@@ -147,17 +149,17 @@ async def one_step(parts: Parts, plan: Plan, step: int) -> None:
     await parts.sampler.load(parts.trainer.publish())
     published = time.monotonic()
     parts.curriculum.observe(groups)
-    seconds = {"collect": collected - began, "learn": learned - collected, "publish": published - learned}
-    metrics |= described(evaluated(groups, seconds["collect"]))
-    metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | {"seconds": published - began}
+    credit = parts.trainer.advantages
     advantages = {
-        (t.task_id, t.attempt, turn.index): (parts.trainer.advantages.get((t.task_id, t.attempt), 0.0),)
-        * len(turn.completion.tokens)
+        (t.task_id, t.attempt, turn.index): (credit.get((t.task_id, t.attempt), 0.0),) * len(turn.completion.tokens)
         for group in groups
         for t in group.valid
         for turn in t.turns
     }
     parts.database.add_groups("train", step, groups, advantages)
+    seconds = {"collect": collected - began, "learn": learned - collected, "publish": published - learned}
+    metrics |= described(evaluated(groups, seconds["collect"]))
+    metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | {"seconds": published - began}
     log(parts, metrics, step)
 
 
@@ -166,7 +168,7 @@ async def practise(parts: Parts, plan: Plan, step: int) -> list[Group]:
     groups: list[Group] = []
     wanted, spare = plan.tasks_per_step, plan.replace_silent_groups
     while wanted > 0:
-        tasks = parts.curriculum.draw(wanted)
+        tasks = parts.curriculum.draw(wanted, without=[group.task_id for group in groups])
         episode = partial(run_episode, parts.stage)
         fresh = [
             group
@@ -175,7 +177,7 @@ async def practise(parts: Parts, plan: Plan, step: int) -> list[Group]:
             )
         ]
         groups += fresh
-        silent = sum(len({t.reward for t in group.valid}) < 2 for group in fresh)
+        silent = sum(not has_signal(rewards_of(group)) for group in fresh)
         wanted = min(silent, spare)
         spare -= wanted
     return groups
@@ -184,17 +186,25 @@ async def practise(parts: Parts, plan: Plan, step: int) -> list[Group]:
 def described(result: Evaluation) -> dict[str, float]:
     """Figures of a step's episodes, endings by name."""
     endings = {f"endings/{name}": float(count) for name, count in result.endings.items()}
-    return {"success": result.interval.estimate, "turns": result.turns, "tokens": result.tokens} | endings
+    return {
+        "success": result.interval.estimate,
+        "reward": result.reward,
+        "turns": result.turns,
+        "tokens": result.tokens,
+    } | endings
 
 
 async def measure(parts: Parts, plan: Plan, phase: str, step: int, tasks: Sequence[Task], attempts: int) -> Evaluation:
     """Success of the sampler's present weights; every trajectory is stored under `phase`."""
     stage = replace(parts.stage, temperature=plan.evaluation_temperature)
     with parts.console.phase(phase, len(tasks)) as bar:
-        result = await evaluate(
-            tasks, attempts, partial(run_episode, stage), concurrency=plan.concurrency, finished=lambda _: bar.advance()
-        )
-    parts.database.add_groups(phase, step, result.groups)
+
+        def finished(group: Group) -> None:
+            parts.database.add_groups(phase, step, [group])
+            bar.advance()
+
+        episode = partial(run_episode, stage)
+        result = await evaluate(tasks, attempts, episode, concurrency=plan.concurrency, finished=finished)
     log(parts, {f"{phase}/{name}": value for name, value in described(result).items()}, step)
     return replace(result, groups=())
 
@@ -230,9 +240,14 @@ def best_of(dev: Mapping[int, Evaluation]) -> int:
     return max(sorted(dev), key=lambda step: dev[step].interval.estimate)
 
 
-def keep(parts: Parts, step: int, keep_steps: Sequence[int] | set[int]) -> None:
-    """Checkpoint a step; of the older ones only `keep_steps` stay."""
-    checkpoint.save(parts.run.checkpoints, step, parts.trainer.save, keep_steps)
+def keep(parts: Parts, step: int, keep_steps: Collection[int]) -> None:
+    """Checkpoint a step, trainer and curriculum; of the older ones only `keep_steps` stay."""
+
+    def write(folder: Path) -> None:
+        parts.trainer.save(folder)
+        (folder / "curriculum.json").write_text(json.dumps(parts.curriculum.state()))
+
+    checkpoint.save(parts.run.checkpoints, step, write, keep_steps)
 
 
 class timed:

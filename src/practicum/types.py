@@ -133,7 +133,7 @@ class Turn:
     "Name of the role that spoke, for several roles in one agent."
     sampling: SamplingParams = SamplingParams()
     observation_key: str = ""
-    "Digest of what the agent saw before acting, for step-level credit."
+    "Digest of `messages`, what the agent was newly told before it acted: for step-level credit."
     rewards: Mapping[str, float] = field(default_factory=dict)
     "Rewards paid for this step, by name."
     seconds: Mapping[str, float] = field(default_factory=dict)

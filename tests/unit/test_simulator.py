@@ -21,6 +21,9 @@ RENDERER = ChatML(ByteTokenizer(), CompactCalls())
 TASK = Task(id="t", prompt="count to two", secret={"count": 2})
 
 
+FAILURES = {"verify": RuntimeError("cannot tell"), "refuse": ToolError("cannot tell either")}
+
+
 class Counter:
     """Counts calls of `up`; knows how to fail in every way a test asks for."""
 
@@ -43,12 +46,15 @@ class Counter:
         return str(self.count)
 
     def verify(self, secret):
-        if self.fail == "verify":
-            raise RuntimeError("cannot tell")
+        if self.fail in FAILURES:
+            raise FAILURES[self.fail]
+        if self.fail == "nameless":
+            return {"points": 1.0}
         return {"success": float("nan") if self.fail == "nan" else float(self.count == secret["count"])}
 
     def close(self):
-        pass
+        if self.fail == "close":
+            raise OSError("stuck")
 
 
 def failing(where):
@@ -59,13 +65,24 @@ def said(text):
     return [*RENDERER.tokenizer.encode(text), RENDERER.end]
 
 
+LIMITS = Limits(
+    turns=8,
+    tokens_per_turn=96,
+    context_tokens=1024,
+    seconds=120.0,
+    tool_seconds=30.0,
+    reset_seconds=60.0,
+    verify_seconds=60.0,
+)
+
+
 def stage(replies, environment=Counter, agent=None, **limits):
     return Stage(
         open_environment=environment,
         agent=agent or ToolLoop("Count."),
         sampler=ScriptedSampler([said(reply) for reply in replies]),
         renderer=RENDERER,
-        limits=Limits(**limits),
+        limits=replace(LIMITS, **limits),
         temperature=1.0,
         seed=0,
         reward_weights={"success": 1.0},
@@ -77,7 +94,7 @@ def play(replies, **rest):
 
 
 def recorder(replies):
-    return Recorder(ScriptedSampler([said(reply) for reply in replies]), RENDERER, Limits(), temperature=1.0, seed=0)
+    return Recorder(ScriptedSampler([said(reply) for reply in replies]), RENDERER, LIMITS, temperature=1.0, seed=0)
 
 
 def test_an_episode_holds_every_call_as_a_turn_and_is_scored_by_what_was_done():
@@ -95,7 +112,7 @@ def test_a_turns_context_is_the_chat_template_text_of_the_whole_history():
         for token in trajectory.context(1) + trajectory.turns[1].completion.tokens
     )
     assert text == (
-        "<|im_start|>system\nCount.\nup(by: int=None): Count up.\ndone(): End, when all that was asked is done.<|im_end|>\n"
+        "<|im_start|>system\nCount.\nup(by: int=1): Count up.\ndone(): End, when all that was asked is done.<|im_end|>\n"
         "<|im_start|>user\ncount to two\nthe counter stands at 0<|im_end|>\n"
         "<|im_start|>assistant\nup()<|im_end|>\n<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\ndone()<|im_end|>"
     )
@@ -111,6 +128,8 @@ def test_a_turns_context_is_the_chat_template_text_of_the_whole_history():
         ("up(-1)", "error: by must not be negative"),
         ("down()", "error: there is no tool down; tools: up, done"),
         ("up(n=1)", "error: up has no argument n"),
+        ("up(1, by=2)", "error: up was given by twice"),
+        ("done(x=1)", "error: done was given x but done takes message only"),
         ("up()\nup()", "error: write one call per turn, found 2"),
         ("up(**{})", "error: arguments cannot be unpacked"),
         ("up(open('x'))", "error: arguments must be literals"),
@@ -129,6 +148,8 @@ def test_an_action_that_cannot_be_done_is_answered_with_what_was_wrong_and_the_e
         ("reset", Ending.ENVIRONMENT_FAILED, False),
         ("tool", Ending.TOOL_CRASHED, True),
         ("verify", Ending.VERIFIER_FAILED, False),
+        ("refuse", Ending.VERIFIER_FAILED, False),
+        ("nameless", Ending.VERIFIER_FAILED, False),
         ("nan", Ending.VERIFIER_FAILED, False),
     ],
 )
@@ -136,7 +157,50 @@ def test_whose_failure_it_was_decides_the_ending_and_whether_it_is_scored(where,
     trajectory = play(["up()", "done()"], environment=failing(where))
     assert trajectory.ending is ending
     assert bool(trajectory.rewards) is scored
-    assert "Traceback" in trajectory.error or "counter broke" in trajectory.error
+    assert "Traceback" in trajectory.error
+
+
+def test_an_environment_that_fails_to_close_changes_no_verdict():
+    assert play(["up(2)", "done()"], environment=failing("close")).reward == 1.0
+
+
+def test_a_reward_that_is_to_be_weighted_but_was_never_given_is_no_zero():
+    weighted = replace(stage(["done()"]), reward_weights={"progress": 1.0})
+    trajectory = asyncio.run(run_episode(weighted, TASK, 0))
+    assert trajectory.ending is Ending.VERIFIER_FAILED and "no reward progress" in trajectory.error
+
+
+def test_an_agent_whose_time_is_up_gets_no_further_answer():
+    answered = []
+
+    async def agent(task, model):
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            answered.append(await model.chat([Message("user", "still there?")]))
+
+    trajectory = play(["up()"], agent=agent, seconds=0.05)
+    assert trajectory.ending is Ending.TIMED_OUT and not answered and not trajectory.turns
+
+
+def test_an_episode_that_is_cancelled_leaves_no_agent_running():
+    stopped = []
+
+    async def agent(task, model):
+        try:
+            await asyncio.sleep(5)
+        finally:
+            stopped.append(True)
+
+    async def run():
+        episode = asyncio.ensure_future(run_episode(stage([], agent=agent), TASK, 0))
+        await asyncio.sleep(0.05)
+        episode.cancel()
+        await asyncio.wait({episode})
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert stopped
 
 
 def test_a_sampler_that_fails_discards_the_attempt():
@@ -246,7 +310,7 @@ def test_a_call_that_was_never_answered_leaves_no_turn_and_no_gap():
                 raise OSError("gone")
             return await super().sample(tokens, params)
 
-    model = Recorder(Fails([said("one"), said("two")]), RENDERER, Limits(), temperature=1.0, seed=0)
+    model = Recorder(Fails([said("one"), said("two")]), RENDERER, LIMITS, temperature=1.0, seed=0)
 
     async def run():
         return await asyncio.gather(

@@ -25,11 +25,21 @@ class Commands(TyperGroup):
     """The commands, with Ctrl-C taken out of typer's hands."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Raises Stopped for KeyboardInterrupt."""
+        """Run a command. Raises Stopped for KeyboardInterrupt, also where an import or a loader made it its own error."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as interrupt:
+        except (KeyboardInterrupt, PracticumError, ImportError, RuntimeError) as error:
+            interrupt = interrupt_in(error)
+            if interrupt is None:
+                raise
             raise Stopped(*interrupt.args) from None
+
+
+def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The KeyboardInterrupt that an error is or came from, if any."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error
 
 
 app = typer.Typer(

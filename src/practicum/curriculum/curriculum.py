@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from practicum.types import Group, Task, stream_seed
@@ -23,15 +23,19 @@ class Curriculum:
         self.solved: dict[str, tuple[int, int]] = {}
         "Task id -> (successes, valid attempts) seen so far."
 
-    def draw(self, n: int) -> list[Task]:
-        """The next n tasks; a task comes again only when all others have come."""
+    def draw(self, n: int, without: Collection[str] = ()) -> list[Task]:
+        """The next n different tasks, none of the ids `without`; fewer where there are no more.
+
+        A task comes again only when all others have come; one that must wait keeps its place in the order.
+        """
         drawn: list[str] = []
-        while len(drawn) < n:
-            if not self.waiting:
+        for _ in range(min(n, len(self.tasks.keys() - set(without)))):
+            while not (ready := [name for name in self.waiting if name not in drawn and name not in without]):
                 order = sorted(self.tasks)
                 random.Random(stream_seed(self.seed, "curriculum", self.passes)).shuffle(order)
-                self.waiting, self.passes = order, self.passes + 1
-            drawn.append(self.waiting.pop(0))
+                self.waiting, self.passes = self.waiting + order, self.passes + 1
+            self.waiting.remove(ready[0])
+            drawn.append(ready[0])
         return [self.tasks[task_id] for task_id in drawn]
 
     def observe(self, groups: Iterable[Group]) -> None:

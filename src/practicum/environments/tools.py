@@ -7,7 +7,7 @@ import types as pytypes
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from practicum.errors import ToolError
+from practicum.errors import ToolError, UserError
 from practicum.types import ToolCall, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,7 +30,7 @@ def tool(method: F) -> F:
 def schema_of(annotation: Any, where: str) -> dict[str, Any]:
     """JSON schema of one parameter's annotation: str, int, float, bool, list[...], dict, Literal or X | None.
 
-    Raises TypeError naming `where` for anything else, when the toolbox is made and not when a model calls.
+    Raises UserError naming `where` for anything else, when the toolbox is made and not when a model calls.
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in JSON_NAMES:
@@ -40,16 +40,20 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
     if origin is dict or annotation is dict:
         return {"type": "object"}
     if origin is Literal:
-        return {"type": "string", "enum": list(arguments)}
+        kinds = {type(choice) for choice in arguments}
+        if len(kinds) == 1 and kinds <= JSON_NAMES.keys():
+            return {"type": JSON_NAMES[kinds.pop()], "enum": list(arguments)}
     if origin in (Union, pytypes.UnionType) and type(None) in arguments and len(arguments) == 2:
         return schema_of(next(a for a in arguments if a is not type(None)), where) | {"nullable": True}
-    raise TypeError(
+    raise UserError(
         f"{where}: a tool's parameter needs one of str, int, float, bool, list, dict, Literal; found {annotation!r}"
     )
 
 
 def spec_of(method: Callable[..., Any]) -> ToolSpec:
-    """What a model is told about one marked method. Raises TypeError for a missing or unusable annotation."""
+    """What a model is told about one marked method. Raises UserError for an unusable annotation or a coroutine."""
+    if inspect.iscoroutinefunction(method):
+        raise UserError(f"tool {method.__name__} is `async`; write it as a plain method: it is run off the event loop")
     hints = get_type_hints(method)
     properties: dict[str, Any] = {}
     required: list[str] = []
@@ -58,10 +62,12 @@ def spec_of(method: Callable[..., Any]) -> ToolSpec:
             continue
         where = f"tool {method.__name__}, parameter {name}"
         if name not in hints:
-            raise TypeError(f"{where}: it has no type annotation; write for example `{name}: str`")
+            raise UserError(f"{where}: it has no type annotation; write for example `{name}: str`")
         properties[name] = schema_of(hints[name], where)
         if parameter.default is inspect.Parameter.empty:
             required.append(name)
+        else:
+            properties[name]["default"] = parameter.default
     parameters = {"type": "object", "properties": properties, "required": required}
     return ToolSpec(method.__name__, inspect.getdoc(method) or "", parameters)
 

@@ -64,15 +64,15 @@ class Policy:
                 use_cache=False,
             ).last_hidden_state
             logits_FV = self.model.get_output_embeddings()(hidden_TUD.flatten(0, 1)[self.tensor(followed)])
-        rank_P, temperature_P = self.tensor(rank_P), self.tensor(temperature_P)
-        if temperature_P.unique().numel() == 1:
-            logprobs_FV = (logits_FV.float() / temperature_P[0]).log_softmax(-1)
+        if len(np.unique(temperature_P)) == 1:
+            logprobs_FV = (logits_FV.float() / float(temperature_P[0])).log_softmax(-1)
         else:
-            logprobs_FV = (logits_FV.float()[rank_P] / temperature_P[:, None]).log_softmax(-1)
-            rank_P = torch.arange(len(rank_P), device=self.device)
+            logprobs_FV = (logits_FV.float()[self.tensor(rank_P)] / self.tensor(temperature_P)[:, None]).log_softmax(-1)
+            rank_P = np.arange(len(rank_P))
         with torch.no_grad():
             entropy_F = -(logprobs_FV.exp() * logprobs_FV).sum(-1)
-        return Scores(logprobs_FV[rank_P, self.tensor(token_P)], entropy_F[rank_P])
+        which_P = self.tensor(rank_P)
+        return Scores(logprobs_FV[which_P, self.tensor(token_P)], entropy_F[which_P])
 
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """An array on the policy's device."""

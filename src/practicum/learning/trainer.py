@@ -130,11 +130,12 @@ class Trainer:
             "trained_tokens": float(sum(len(row.positions) for row in rows)),
             "row_tokens": float(sum(len(row.tokens) for row in rows)),
         }
+        updates = []
         for _ in range(self.epochs if rows else 0):
             order = self.random.permutation(len(rows))
             for part in np.array_split(order, min(self.minibatches, len(rows))):
-                metrics |= self.updater.update([rows[n] for n in part], self.loss)
-        return metrics
+                updates.append(self.updater.update([rows[n] for n in part], self.loss))
+        return metrics | {name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]}
 
     def pack(self, groups: Sequence[Group]) -> list[Row]:
         """Credit, then rows of every trajectory whose advantage is not 0."""

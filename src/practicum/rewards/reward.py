@@ -6,8 +6,12 @@ from collections.abc import Mapping
 
 
 def weighted(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    """Sum of weight times reward over the names in `weights`; a name the verifier did not give counts 0.
+    """Sum of weight times reward over the names in `weights`. Raises ValueError for a name the verifier did not give.
 
     Example: weighted({"success": 1.0, "progress": 0.5}, {"success": 1.0}) -> 1.0
     """
-    return float(sum(weight * rewards.get(name, 0.0) for name, weight in weights.items()))
+    if absent := sorted(weights.keys() - rewards.keys()):
+        raise ValueError(
+            f"no reward {', '.join(absent)} to be weighted; the verifier gave {', '.join(sorted(rewards))}"
+        )
+    return float(sum(weight * rewards[name] for name, weight in weights.items()))

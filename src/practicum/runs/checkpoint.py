@@ -49,7 +49,7 @@ def save(
     except OSError as error:
         raise UserError(
             f"the checkpoint of step {step} could not be written to {folder}: {error.strerror or error}; "
-            "the older checkpoints are intact: free some space and resume"
+            "the older checkpoints are intact: free some space and train again"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

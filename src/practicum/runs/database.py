@@ -237,7 +237,7 @@ class Database:
             except sqlite3.OperationalError as error:
                 raise UserError(
                     f"the run's database {self.path} cannot be written: {error}; "
-                    "what was stored before is intact: free some space and resume"
+                    "what was stored before is intact: free some space and train again"
                 ) from error
 
     def _select(self, columns: str, phase: str | None, step: int | None, task_id: str | None) -> list[sqlite3.Row]:

@@ -74,7 +74,7 @@ class Run:
                 run._lock = take_lock(run.folder)
             except OSError as error:
                 raise UserError(
-                    f"the run folder {run.folder} cannot be written: {error.strerror or error}; resuming needs to write"
+                    f"the run folder {run.folder} cannot be written: {error.strerror or error}; name another folder"
                 ) from error
         return run
 

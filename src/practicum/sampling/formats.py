@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from practicum.errors import UserError
 from practicum.types import Message, ToolCall, ToolSpec
 
 PYTHON_NAMES = {
@@ -33,7 +34,7 @@ class CallFormat(Protocol):
         """What the system prompt says of the tools; empty when there are none."""
         ...
 
-    def write(self, message: Message) -> str:
+    def write(self, message: Message, tools: Sequence[ToolSpec]) -> str:
         """An assistant message as the model would have to say it."""
         ...
 
@@ -49,17 +50,21 @@ class CompactCalls:
     """
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        """One line per tool: signature and description."""
+        """One line per tool: signature and description. Raises UserError for a tool named done."""
         if not tools:
             return ""
+        if any(tool.name == "done" for tool in tools):
+            raise UserError("a tool is named done, which in this format ends the episode; give it another name")
         lines = [f"{signature(tool)}: {tool.description}" for tool in tools]
         return "\n".join([*lines, f"done(): {DONE.description}"])
 
-    def write(self, message: Message) -> str:
-        """The call, arguments by position; a message without a call is an answer, said with done()."""
+    def write(self, message: Message, tools: Sequence[ToolSpec]) -> str:
+        """The call; a message without one is an answer, said with done(), or was unreadable and stays as it was."""
+        if message.problem:
+            return message.content
         if not message.tool_calls:
             return f"done({quoted(message.content)})" if message.content else "done()"
-        return "\n".join(written(call) for call in message.tool_calls)
+        return "\n".join(written(call, tools) for call in message.tool_calls)
 
     def read(self, text: str, tools: Sequence[ToolSpec]) -> Message:
         """A call, an answer, or a problem in words that help the model. Without tools, any text is an answer."""
@@ -78,18 +83,25 @@ class CompactCalls:
         if len(positional) > len(names):
             found = f"{name} takes {len(names)} arguments ({', '.join(names)}), found {len(positional)}"
             return replace(said, problem=found)
-        arguments = dict(zip(names, positional, strict=False)) | named
+        arguments = dict(zip(names[: len(positional)], positional, strict=True))
+        for key in named:
+            if key in arguments or (spec is DONE and key not in names):
+                found = "twice" if key in arguments else f"but done takes {', '.join(names)} only"
+                return replace(said, problem=f"{name} was given {key} {found}")
+        arguments |= named
         if spec is DONE:
             return Message("assistant", str(arguments.get("message", "")))
         return Message("assistant", text, tool_calls=(ToolCall(name, arguments),))
 
 
 def signature(tool: ToolSpec) -> str:
-    """`cancel_order(order_id, reason)`; types are shown where they are not text."""
+    """`cancel_order(order_id, reason)`; types that are not text are shown, so are choices and defaults."""
     shown = []
     for name, schema in tool.parameters["properties"].items():
-        kind = "" if schema["type"] == "string" else f": {PYTHON_NAMES[schema['type']]}"
-        shown.append(name + kind + ("" if name in tool.parameters["required"] else "=None"))
+        choices = "|".join(quoted(choice) for choice in schema.get("enum", ()))
+        kind = choices or ("" if schema["type"] == "string" else PYTHON_NAMES[schema["type"]])
+        default = "" if name in tool.parameters["required"] else f"={quoted(schema.get('default'))}"
+        shown.append(name + (f": {kind}" if kind else "") + default)
     return f"{tool.name}({', '.join(shown)})"
 
 
@@ -104,9 +116,19 @@ def quoted(value: Any) -> str:
     return repr(value)
 
 
-def written(call: ToolCall) -> str:
-    """`cancel_order("#W7602708","no longer needed")`: no blanks between arguments, since each costs a token."""
-    return f"{call.name}({','.join(quoted(value) for value in call.arguments.values())})"
+def written(call: ToolCall, tools: Sequence[ToolSpec]) -> str:
+    """`cancel_order("#W7602708","no longer needed")`: no blanks between arguments, since each costs a token.
+
+    Arguments stand by position for as long as the tool's signature has no gap, by name behind one.
+    """
+    spec = next((tool for tool in tools if tool.name == call.name), None)
+    left = dict(call.arguments)
+    parts = []
+    for name in spec.parameters["properties"] if spec else ():
+        if name not in left:
+            break
+        parts.append(quoted(left.pop(name)))
+    return f"{call.name}({','.join([*parts, *(f'{name}={quoted(value)}' for name, value in left.items())])})"
 
 
 def parsed(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -45,7 +45,7 @@ class Renderer(Protocol):
         """The assistant message in a completion; what could not be read is said in its `problem`."""
         ...
 
-    def write(self, message: Message) -> tuple[int, ...]:
+    def write(self, message: Message, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """Tokens an assistant would have to sample to say `message`, stop token included."""
         ...
 
@@ -91,10 +91,10 @@ class ChatML:
         """One whole message. Role and text are encoded as one piece, as the template's own text would be."""
         return (self.start, *self.tokenizer.encode(f"{role}\n{text}"), self.end, *self.newline)
 
-    def spoken(self, message: Message) -> tuple[int, ...]:
+    def spoken(self, message: Message, tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
         """Tokens of one message of a history."""
         if message.role == "assistant":
-            return self.block("assistant", self.calls.write(message))
+            return self.block("assistant", self.calls.write(message, tools))
         return self.block(self.tool_role if message.role == "tool" else message.role, message.content)
 
     def prompt(self) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class ChatML:
         text = "\n".join(part for part in (system, self.calls.describe(tools)) if part)
         tokens = self.block("system", text) if text else ()
         for message in rest:
-            tokens += self.spoken(message)
+            tokens += self.spoken(message, tools)
         return tokens + self.prompt()
 
     def continuation(self, completion: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
@@ -124,6 +124,6 @@ class ChatML:
         stopped = bool(completion) and completion[-1] in self.stop_tokens
         return self.calls.read(self.tokenizer.decode(completion[:-1] if stopped else completion), tools)
 
-    def write(self, message: Message) -> tuple[int, ...]:
+    def write(self, message: Message, tools: Sequence[ToolSpec]) -> tuple[int, ...]:
         """The call as text, then the stop token."""
-        return (*self.tokenizer.encode(self.calls.write(message)), self.end)
+        return (*self.tokenizer.encode(self.calls.write(message, tools)), self.end)

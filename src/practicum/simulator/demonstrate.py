@@ -10,7 +10,7 @@ from typing import Any
 
 from practicum.environments.environment import Environment, Solvable
 from practicum.environments.tools import Toolbox
-from practicum.errors import UserError
+from practicum.errors import UserError, boundary
 from practicum.sampling.scripted import ScriptedSampler
 from practicum.simulator.episode import Stage, run_episode
 from practicum.types import Message, Task, ToolCall, Trajectory, stream_seed
@@ -59,18 +59,21 @@ POLICIES: dict[str, Policy] = {"expert": expert, "noop": noop, "random": at_rand
 async def demonstrate(stage: Stage, policy: Policy, task: Task, attempt: int) -> Trajectory:
     """An episode in which a script speaks: the same tokens a model would have had to sample.
 
-    The policy looks at an environment of its own, so that nothing it does is seen by the episode.
+    The policy looks at an environment of its own, so that nothing it does is seen by the episode. Raises UserError for
+    an environment without an expert, Failure where that environment fails.
     """
     if stage.open_environment is None:
         raise UserError("a scripted policy needs an environment to play in")
-    environment = stage.open_environment()
-    environment.reset(task)
-    try:
-        calls = policy(environment, task, attempt)
-    finally:
-        environment.close()
+    with boundary(f"the script's environment for {task.id}", UserError):
+        environment = stage.open_environment()
+        try:
+            environment.reset(task)
+            specs = Toolbox(environment).specs
+            calls = policy(environment, task, attempt)
+        finally:
+            environment.close()
     messages = [Message("assistant", "", tool_calls=(call,)) for call in calls] + [Message("assistant", "")]
-    script = ScriptedSampler([stage.renderer.write(message) for message in messages])
+    script = ScriptedSampler([stage.renderer.write(message, specs) for message in messages])
     limits = replace(
         stage.limits, turns=max(stage.limits.turns, len(messages)), tokens_per_turn=100_000, context_tokens=10**9
     )

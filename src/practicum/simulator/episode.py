@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -76,15 +77,19 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
         if ending.discarded:
             return ended(ending, recorder, error, answer=answer)
         try:
-            rewards = await verified(environment, task, stage.limits.verify_seconds)
+            rewards, reward = await verified(environment, task, stage)
         except Failure as failure:
             return ended(Ending.VERIFIER_FAILED, recorder, traced(failure), answer=answer)
-        reward = weighted(rewards, stage.reward_weights)
         return ended(ending, recorder, error, answer=answer, rewards=rewards, reward=reward)
     finally:
-        if environment is not None:
-            with boundary("environment close"):
-                await asyncio.to_thread(environment.close)
+        await closed(environment, stage.limits.reset_seconds)
+
+
+async def closed(environment: Environment | None, seconds: float) -> None:
+    """Let go of an environment. What happens there comes after the verdict, so that it changes nothing."""
+    if environment is not None:
+        with contextlib.suppress(Failure), boundary("environment close"):
+            await within(seconds, asyncio.to_thread(environment.close))
 
 
 async def opened(stage: Stage, task: Task) -> tuple[Environment | None, str | None]:
@@ -93,12 +98,14 @@ async def opened(stage: Stage, task: Task) -> tuple[Environment | None, str | No
         return None, None
     make = stage.open_environment
     for last in (False, True):
+        environment = None
         try:
             with boundary("environment reset"):
-                environment = await asyncio.to_thread(make)
+                environment = await within(stage.limits.reset_seconds, asyncio.to_thread(make))
                 opening = await within(stage.limits.reset_seconds, asyncio.to_thread(environment.reset, task))
                 return environment, opening
         except Failure:
+            await closed(environment, stage.limits.reset_seconds)
             if last:
                 raise
     raise AssertionError("the loop above returns or raises")
@@ -108,20 +115,21 @@ async def played(agent: Agent, task: Task, recorder: Recorder, seconds: float) -
     """Ending, answer and error of the agent's work. The recorder's sticky flag decides before the agent's return."""
     job = asyncio.ensure_future(agent(task, recorder))
     began = time.monotonic()
-    while not job.done():
-        left = seconds - (time.monotonic() - began - recorder.not_charged())
-        if left <= 0:
-            job.cancel()
-            await asyncio.wait({job}, timeout=1.0)
-            return recorder.flag or Ending.TIMED_OUT, "", recorder.error
-        await asyncio.wait({job}, timeout=left)
+    try:
+        while not job.done():
+            left = seconds - (time.monotonic() - began - recorder.not_charged())
+            if left <= 0:
+                recorder.over(Ending.TIMED_OUT, f"the agent used more than {seconds} s")
+                job.cancel()
+                await asyncio.wait({job}, timeout=1.0)
+                return recorder.flag or Ending.TIMED_OUT, "", recorder.error
+            await asyncio.wait({job}, timeout=left)
+    finally:
+        job.cancel()
     raised = None if job.cancelled() else job.exception()
     if recorder.flag is not None:
-        return (
-            recorder.flag,
-            "",
-            recorder.error or (traced(raised) if raised and not isinstance(raised, EpisodeOver) else ""),
-        )
+        unlike_limit = raised is not None and not isinstance(raised, EpisodeOver)
+        return recorder.flag, "", recorder.error or (traced(raised) if unlike_limit and raised else "")
     if raised is not None:
         if not isinstance(raised, Exception):
             raise raised
@@ -129,18 +137,21 @@ async def played(agent: Agent, task: Task, recorder: Recorder, seconds: float) -
     return Ending.FINISHED, job.result() or "", ""
 
 
-async def verified(environment: Environment | None, task: Task, seconds: float) -> dict[str, float]:
-    """The verifier's named rewards, checked; one more try. Raises Failure for an error or a number out of range."""
+async def verified(environment: Environment | None, task: Task, stage: Stage) -> tuple[dict[str, float], float]:
+    """The verifier's named rewards and their weighted sum; one more try. Raises Failure for whatever is wrong there."""
     if environment is None:
-        return {}
+        return {}, 0.0
     for last in (False, True):
         try:
             with boundary("verifier"):
-                rewards = dict(await within(seconds, asyncio.to_thread(environment.verify, task.secret)))
+                judged = asyncio.to_thread(environment.verify, task.secret)
+                rewards = dict(await within(stage.limits.verify_seconds, judged))
                 for name, value in rewards.items():
                     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
                         raise ValueError(f"reward {name} of {task.id} is {value}; rewards are finite and within [0, 1]")
-                return {name: float(value) for name, value in rewards.items()}
+                if "success" not in rewards:
+                    raise ValueError(f"no reward 'success' among {sorted(rewards)}; it says whether the task was done")
+                return {name: float(value) for name, value in rewards.items()}, weighted(rewards, stage.reward_weights)
         except Failure:
             if last:
                 raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from practicum.environments.tools import Toolbox
-from practicum.errors import EpisodeOver, PracticumError, ToolError, boundary, traced
+from practicum.errors import EpisodeOver, Failure, ToolError, boundary, traced
 from practicum.sampling.renderer import Renderer
 from practicum.sampling.sampler import Sampler
 from practicum.types import Ending, Message, SamplingParams, ToolCall, ToolSpec, Turn, stream_seed
@@ -22,17 +22,18 @@ T = TypeVar("T")
 class Limits:
     """What one episode may use."""
 
-    turns: int = 8
+    turns: int
     "Model calls."
-    tokens_per_turn: int = 96
+    tokens_per_turn: int
     "Sampled tokens of one call; a longer reply is cut and the model told so."
-    context_tokens: int = 1024
+    context_tokens: int
     "The longest context a call may start from, plus what it samples."
-    seconds: float = 120.0
+    seconds: float
     "The agent's own time; waiting for the sampler or a tool is not charged."
-    tool_seconds: float = 30.0
-    reset_seconds: float = 60.0
-    verify_seconds: float = 60.0
+    tool_seconds: float
+    reset_seconds: float
+    "Also for closing."
+    verify_seconds: float
 
 
 class Recorder:
@@ -88,7 +89,7 @@ class Recorder:
         return EpisodeOver(reason)
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), policy: str = "agent") -> Message:
-        """Answer one call and record it. Raises EpisodeOver at a limit, PracticumError when the sampler fails."""
+        """Answer one call and record it. Raises EpisodeOver at a limit, Failure when the sampler fails."""
         if self.flag is not None:
             raise EpisodeOver(f"this episode is over: {self.flag}")
         if self.started >= self.limits.turns:
@@ -166,11 +167,9 @@ class Recorder:
             self.since = time.monotonic()
         self.waiting += 1
         try:
-            with boundary(whose):
+            with boundary(whose, ToolError):
                 return await job
-        except ToolError:
-            raise
-        except PracticumError as failure:
+        except Failure as failure:
             self.over(ending, traced(failure))
             raise
         finally:

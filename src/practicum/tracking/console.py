@@ -149,7 +149,8 @@ class Console:
             self._steps.pop(next(iter(self._steps)))
         if self._live is None:
             shown = [f"{column.title} {cell}" for column in self._columns if (cell := cell_of(column, metrics))]
-            self.say(f"step {step}: {', '.join(shown)}" if shown else f"step {step}")
+            if shown:
+                self.say(f"step {step}: {', '.join(shown)}")
 
     def say(self, line: str) -> None:
         """Print a line that stays, above the table."""
