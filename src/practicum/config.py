@@ -78,8 +78,8 @@ class SimulatorConfig:
     temperature: float = 1.0
     turns: int = 8
     "Model calls in one episode."
-    tokens_per_turn: int = 80
-    context_tokens: int = 1024
+    tokens_per_turn: int = 88
+    context_tokens: int = 896
     episode_seconds: float = 120.0
     tool_seconds: float = 30.0
     reset_seconds: float = 60.0

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from typer.core import TyperGroup
 
 from practicum import __version__
+from practicum.cli.interrupt import interrupt_in, listen
 from practicum.errors import PracticumError, UserError
 
 
@@ -25,7 +25,7 @@ class Commands(TyperGroup):
     """The commands, with Ctrl-C taken out of typer's hands."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command. Raises Stopped for KeyboardInterrupt, also where an import or a loader made it its own error."""
+        """Run a command. Raises Stopped for KeyboardInterrupt, also where an import made it an error of its own."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, PracticumError, ImportError, RuntimeError) as error:
@@ -35,19 +35,12 @@ class Commands(TyperGroup):
             raise Stopped(*interrupt.args) from None
 
 
-def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The KeyboardInterrupt that an error is or came from, if any."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__
-    return error
-
-
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help and plain errors: the same on a terminal, in a pipe and in a log
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 Recipe = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="A recipe, such as recipes/retail.toml.", show_default=False)
@@ -249,10 +242,9 @@ def find_recipe(path: Path) -> Path:
 
 def main() -> None:
     """Run a command; a user's mistake is one message and exit code 2, another failure of ours is 1, Ctrl-C 130."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, first_interrupt)
+    listen()
     try:
-        app()
+        app(prog_name="practicum")
     except SystemExit as done:
         code = done.code
     except UserError as error:
@@ -261,13 +253,25 @@ def main() -> None:
         code = said(str(error), 1)
     except (Stopped, KeyboardInterrupt) as stopped:
         code = said(f"stopped by Ctrl-C: {str(stopped) or 'there was nothing to keep yet'}", 130)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        code = said("no space is left where this was to be written", 1)
+    sys.exit(flushed(code))
+
+
+def flushed(code: Any) -> Any:
+    """Write out stdout; returns the exit code, 1 where that failed. A reader that left early is not worth a word."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # `head` and its like have read enough; what is still buffered must not be tried again at exit.
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = code or 1
-    sys.exit(code)
+        if not code and not isinstance(error, BrokenPipeError):
+            said(f"stdout cannot be written: {error.strerror}", 1)
+        return code or 1
+    return code
 
 
 def said(message: str, code: int) -> int:
@@ -276,14 +280,5 @@ def said(message: str, code: int) -> int:
     return code
 
 
-def first_interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Ctrl-C: end in order."""
-    signal.signal(signal.SIGINT, second_interrupt)
-    raise KeyboardInterrupt
-
-
-def second_interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    """Ctrl-C again: end at once, as a kill would, but with the cursor that a progress bar has hidden."""
-    show_cursor = b"\x1b[?25h" if os.isatty(2) else b""
-    os.write(2, show_cursor + b"\npracticum: stopped at once by a second Ctrl-C\n")
-    os._exit(130)
+if __name__ == "__main__":
+    main()

@@ -130,7 +130,7 @@ def find(name: str | os.PathLike[str], *, progress: bool = True, known: Mapping[
     raise UserError(
         f"no model {name!r} was found. Tried:\n"
         + "".join(f"  {line}\n" for line in tried)
-        + f"Known names: {', '.join(sorted(known))}. "
+        + f"Known names: {', '.join(sorted({*known, *(folder.name for folder in SHIPPED.iterdir())}))}. "
         + "Write one of these, a folder with a config.json, or a hub id (owner/name)."
     )
 

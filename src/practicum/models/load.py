@@ -47,6 +47,7 @@ def load_model(name: str | os.PathLike[str] | ModelFiles, dtype: str = "float32"
                 dtype=getattr(torch, dtype),
                 use_safetensors=True,
                 trust_remote_code=False,
+                ignore_mismatched_sizes=True,  # reported below, where transformers would only point at a log
                 output_loading_info=True,
             )
     except Failure as failure:
@@ -55,6 +56,12 @@ def load_model(name: str | os.PathLike[str] | ModelFiles, dtype: str = "float32"
     if report["missing_keys"]:
         absent = sorted(report["missing_keys"])
         raise UserError(f"the weights in {folder} lack {len(absent)} of its model's tensors: {', '.join(absent[:3])} …")
+    if report["mismatched_keys"]:
+        odd = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
+        raise UserError(
+            f"the weights in {folder} do not fit its config.json: {len(odd)} tensors are of another shape, such as "
+            f"{', '.join(odd[:3])}; put the config.json there that they were saved with"
+        )
     model.eval()
     return model
 
