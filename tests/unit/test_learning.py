@@ -163,10 +163,10 @@ def test_scores_are_the_models_own_log_probs_at_the_temperature_of_sampling(temp
     policy = tiny_policy()
     rows = [Row((1, 2, 3, 4, 5), (2, 4), (0.0, 0.0), temperatures[0], 1.0)]
     rows.append(Row((1, 2, 8), (1, 2), (0.0, 0.0), temperatures[1], 1.0))
-    tree = tree_of(rows)
+    tree, reference = tree_of(rows), new_model(SHAPE, 0)
     expected = []
     for row in tree.rows:
-        logits = policy.model(torch.tensor([row.tokens])).logits[0] / row.temperature
+        logits = reference(torch.tensor([row.tokens])).logits[0] / row.temperature
         expected += [logits[p - 1].log_softmax(-1)[row.tokens[p]] for p in row.positions]
     torch.testing.assert_close(policy.score([tree]).logprobs_P, torch.stack(expected))
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from practicum.learning.attention import additive, use_in
 from practicum.learning.batches import Row
 from practicum.learning.forest import Tree, tree_of
 from practicum.types import Weights
@@ -38,6 +39,7 @@ class Policy:
 
     def __init__(self, model: Any, autocast: bool) -> None:
         self.model = model.float()
+        use_in(self.model)
         self.autocast = autocast
         self.device = next(model.parameters()).device
 
@@ -60,7 +62,7 @@ class Policy:
             hidden_TUD = self.model.base_model(
                 input_ids=self.tensor(tokens_TU),
                 position_ids=self.tensor(depths_TU),
-                attention_mask=self.tensor(sees_TUU)[:, None],
+                attention_mask=additive(self.tensor(sees_TUU)),
                 use_cache=False,
             ).last_hidden_state
             logits_FV = self.model.get_output_embeddings()(hidden_TUD.flatten(0, 1)[self.tensor(followed)])
