@@ -54,8 +54,8 @@ def world(config: RunConfig) -> World:
     if kind == "tiny":
         from practicum.environments import tiny
 
-        check_options(tiny.Boxes, kind, options)
-        return World(open=tiny.Boxes, splits=tiny.splits)
+        check_options(tiny.Lamps, kind, options)
+        return World(open=tiny.Lamps, splits=tiny.splits)
     raise UserError(f"environment.kind {kind!r} is unknown; known: retail, tiny")
 
 

@@ -127,7 +127,7 @@ class TrainerConfig:
     "Updates per pass; 1 is strictly on-policy."
     precision: str = "auto"
     "float32 weights; 'autocast' computes in bfloat16, 'float32' does not, 'auto' measures which is faster."
-    tokens_per_microbatch: int = 2048
+    tokens_per_microbatch: int = 1024
     shuffled_rewards: bool = False
     "A control: rewards are dealt out at random among the attempts of a step; nothing can be learned."
     checkpoint_every: int = 5
@@ -141,7 +141,7 @@ class EvaluationConfig:
     "What success is measured at; 0 is greedy."
     dev_steps: Sequence[int] = (0, 5, 10)
     "RL steps after which dev is measured; the last step always is."
-    dev_attempts: int = 1
+    dev_attempts: int = 2
     test_attempts: int = 1
     base: bool = True
     "Measure the model as it comes, too."

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from practicum import build
 from practicum.config import RunConfig
 from practicum.errors import MissingExtra, UserError
 from practicum.evaluation import Evaluation
-from practicum.runs.provenance import provenance
+from practicum.runs.provenance import now, provenance
 from practicum.simulator.demonstrate import POLICIES, demonstrate
 from practicum.simulator.episode import Stage, run_episode
 from practicum.statistics.comparison import Difference, paired_difference
@@ -200,7 +200,7 @@ def train(config: RunConfig, folder: Path | None = None, recipe: str = "run") ->
     says how far it came.
     """
     folder = folder or Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    began = datetime.now(UTC)
+    source = provenance()
     with build.parts_of(config, folder) as parts:
         from practicum.training import train as run_training
 
@@ -212,7 +212,7 @@ def train(config: RunConfig, folder: Path | None = None, recipe: str = "run") ->
 
         try:
             outcome = interruptible(whole())
-            report = reported(config, outcome) | {"provenance": provenance(began)}
+            report = reported(config, outcome) | {"provenance": {**source, "ended": now()}}
             write_report(parts.run, outcome, report)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(progress(parts, config.trainer.steps)) from None

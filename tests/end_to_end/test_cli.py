@@ -325,7 +325,7 @@ def test_trajectories_of_an_evaluation_are_kept_and_shown(called, tmp_path):
     code, table, _ = called("show", out)
     assert code == 0 and re.search(rf"{task_id} +1/1 @0", table)
     code, trajectory, _ = called("show", out, "--task", task_id)
-    assert code == 0 and "take(" in trajectory and "finished, reward 1: success 1" in trajectory
+    assert code == 0 and "press(" in trajectory and "finished, reward 1: success 1" in trajectory
 
 
 # --- Ctrl-C ---------------------------------------------------------------------------------------------------------
@@ -462,14 +462,14 @@ def test_a_run_is_shown_with_what_was_trained_and_without_colour_codes_in_a_pipe
     assert re.search(rf"{task_id} +\d/8 @\d", table)
     code, text, err = called("show", folder, "--task", task_id, "--phase", "train")
     assert (code, err) == (0, "") and "\x1b" not in text
-    assert f"box {task_id.removeprefix('box_')}" in text and text.count("attempt") >= 8
+    assert f"lamp {task_id.removeprefix('lamp_')}" in text and text.count("attempt") >= 8
     assert "«+" in text and "«-" in text and "finished, reward" in text
 
 
 @pytest.mark.parametrize(
     ("rest", "message"),
     [
-        ("--task box_none", r"the run holds no attempt at task box_none"),
+        ("--task lamp_none", r"the run holds no attempt at task lamp_none"),
         ("--phase exam", r"holds no scored attempt of a phase exam; its phases: dev, train$"),
     ],
 )
@@ -495,7 +495,7 @@ def test_a_reader_that_leaves_early_is_no_traceback(stopped_run):
     [
         (f"train {TINY} --folder run --set model.name=nobody", "no model 'nobody' was found. Tried:"),
         (f"train {TINY} --folder run --set trainer.algorithm=magic", "there is no algorithm 'magic'; known: "),
-        (f"train {TINY} --folder run --set tasks.train=5000", "the tiny world has 2600 boxes"),
+        (f"train {TINY} --folder run --set tasks.train=5000", "the tiny world has 2600 lamps"),
         (f"train {TINY} --folder run --set model.name=narrow", "has 259 tokens, its model only 100"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A world small enough for a model of a million parameters to learn in seconds: take the top item of a box."""
+"""A world that a model of a million parameters learns in seconds: press what the colour of a lamp calls for."""
 
 from __future__ import annotations
 
@@ -7,73 +7,68 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.environments.tools import tool
-from practicum.errors import ToolError, UserError
+from practicum.errors import UserError
 from practicum.types import Task, ToolCall, stream_seed
 
-ITEMS = "abcdefghkmnprstuvwxyz"
-PER_BOX = 5
-BOXES = 2600
+BUTTON_OF = {"red": "stop", "amber": "wait", "green": "go", "blue": "call", "white": "rest"}
+NAMES = sorted(f"{letter}{number:02d}" for letter in "abcdefghijklmnopqrstuvwxyz" for number in range(100))
 
 
-class Boxes:
-    """Two calls that depend on one another: look into the box that the request names, take what lies on top.
+class Lamps:
+    """Two calls, the second of which depends on what the first one showed; nothing says what a colour calls for.
 
-    Items are listed from the bottom up; nothing says so, that is what is to be learned.
-    Example: box k42 -> look("k42") -> "m t a e x" -> take("x") -> done()
+    Example: lamp k42 -> look() -> "green" -> press("go") -> done()
     """
 
     def __init__(self) -> None:
-        self.taken: list[str] = []
-        self.box = ""
+        self.pressed: list[str] = []
+        self.lamp = ""
 
     def reset(self, task: Task) -> None:
-        """Close all boxes; nothing is taken."""
-        self.taken, self.box = [], str(task.data["box"])
+        """Another lamp; nothing is pressed."""
+        self.pressed, self.lamp = [], str(task.data["lamp"])
 
     @tool
-    def look(self, box: str) -> str:
-        """See inside."""
-        if box not in NAMES:
-            raise ToolError(f"no box {box}")
-        return " ".join(contents(box))
+    def look(self) -> str:
+        """See the lamp."""
+        return colour_of(self.lamp)
 
     @tool
-    def take(self, item: str) -> str:
-        """Take one."""
-        self.taken.append(item)
-        return "taken"
+    def press(self, button: str) -> str:
+        """Press."""
+        self.pressed.append(button)
+        return "ok"
 
     def verify(self, secret: Mapping[str, Any]) -> dict[str, float]:
-        """1.0 when exactly the top item was taken."""
-        return {"success": float(self.taken == [secret["top"]])}
+        """1.0 when exactly the right button was pressed, once."""
+        return {"success": float(self.pressed == [secret["button"]])}
 
     def solve(self, secret: Mapping[str, Any]) -> list[ToolCall]:
-        """Look, then take the top item."""
-        return [ToolCall("look", {"box": self.box}), ToolCall("take", {"item": secret["top"]})]
+        """Look, then press the right button."""
+        return [ToolCall("look", {}), ToolCall("press", {"button": secret["button"]})]
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-NAMES = {f"{letter}{number:02d}" for letter in "abcdefghijklmnopqrstuvwxyz" for number in range(100)}
-
-
-def contents(box: str) -> list[str]:
-    """What lies in a box, bottom first; always the same for the same box."""
-    return random.Random(stream_seed("box", box)).sample(ITEMS, PER_BOX)
+def colour_of(lamp: str) -> str:
+    """The colour of a lamp; always the same for the same lamp."""
+    return random.Random(stream_seed("lamp", lamp)).choice(list(BUTTON_OF))
 
 
 def splits(train: int, dev: int, test: int, seed: int) -> dict[str, list[Task]]:
-    """Tasks over boxes that no two splits share. Raises UserError when more are asked for than there are boxes."""
-    if train + dev + test > BOXES:
-        raise UserError(f"the tiny world has {BOXES} boxes, asked for were {train + dev + test} tasks")
-    names = sorted(NAMES)
-    random.Random(stream_seed("boxes", seed)).shuffle(names)
-    tasks = [Task(id=f"box_{n}", prompt=f"box {n}", data={"box": n}, secret={"top": contents(n)[-1]}) for n in names]
+    """Tasks over lamps that no two splits share. Raises UserError when more are asked for than there are lamps."""
+    if train + dev + test > len(NAMES):
+        raise UserError(f"the tiny world has {len(NAMES)} lamps, asked for were {train + dev + test} tasks")
+    names = list(NAMES)
+    random.Random(stream_seed("lamps", seed)).shuffle(names)
+    tasks = [
+        Task(f"lamp_{n}", f"lamp {n}", data={"lamp": n}, secret={"button": BUTTON_OF[colour_of(n)]}) for n in names
+    ]
     return {"train": tasks[:train], "dev": tasks[train : train + dev], "test": tasks[train + dev : train + dev + test]}
 
 
-def careless(box: str, attempt: int) -> Sequence[ToolCall]:
-    """What a clerk does who never learned which item is meant: looks, and takes any."""
-    item = random.Random(stream_seed("careless", box, attempt)).choice(contents(box))
-    return [ToolCall("look", {"box": box}), ToolCall("take", {"item": item})]
+def careless(lamp: str, attempt: int) -> Sequence[ToolCall]:
+    """What a clerk does who never learned what the colours mean: looks, and presses any button."""
+    button = random.Random(stream_seed("careless", lamp, attempt)).choice(list(BUTTON_OF.values()))
+    return [ToolCall("look", {}), ToolCall("press", {"button": button})]

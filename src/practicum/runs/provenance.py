@@ -14,10 +14,10 @@ from typing import Any
 PACKAGES = ("practicum", "torch", "transformers", "numpy")
 
 
-def provenance(began: datetime) -> dict[str, Any]:
-    """Plain values for a report; `began` is when the work started, with its time zone.
+def provenance() -> dict[str, Any]:
+    """Plain values for a report, to be taken when the work begins: the code may change while it runs.
 
-    Example: provenance(datetime.now(UTC))["machine"] -> {"processor": "AMD EPYC", "cores": 2, "memory_gib": 23.4, …}
+    Example: provenance()["machine"] -> {"processor": "AMD EPYC", "cores": 2, "memory_gib": 23.4, …}
     """
     return {
         "commit": commit(),
@@ -30,14 +30,18 @@ def provenance(began: datetime) -> dict[str, Any]:
             "python": platform.python_version(),
         },
         "versions": {name: version(name) for name in PACKAGES},
-        "began": began.isoformat(timespec="seconds"),
-        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "began": now(),
     }
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def commit() -> str:
     """The commit of the checkout this package lies in, '+' behind it where files differ; empty for an installed one."""
-    home = Path(__file__).parent
+    home = Path(__file__).parents[3]
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True, check=True, timeout=10)
@@ -45,7 +49,7 @@ def commit() -> str:
 
     try:
         git("ls-files", "--error-unmatch", __file__)
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "src", "recipes") else "")
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":(glob)**/*.py", "recipes") else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 
