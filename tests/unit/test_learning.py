@@ -284,3 +284,17 @@ def test_publications_are_numbered_and_digests_tell_weights_apart():
 
 def test_precision_is_measured_and_not_guessed():
     assert faster_with_autocast(new_model({**SHAPE, "max_position_embeddings": 512}, 0)) in (True, False)
+
+
+def test_the_loss_is_taken_against_the_recorded_log_probs():
+    """Recorded far below what the policy says now, a rewarded token is clipped away; recorded as it says, it is not."""
+    policy = tiny_policy()
+    tokens = (1, 2, 3)
+    said = float(policy.score([tree_of([Row(tokens, (2,), (0.0,), 1.0, 1.0)])]).logprobs_P)
+    steepness = {}
+    for name, logprob in {"as now": said, "far below": said - 5.0}.items():
+        row = Row(tokens, (2,), (logprob,), 1.0, 1.0)
+        trainer(policy).loss(policy.score([tree_of([row])]), [row]).sum().backward()
+        steepness[name] = sum(float(p.grad.abs().sum()) for p in policy.model.parameters())
+        policy.model.zero_grad()
+    assert steepness["as now"] > 0 and steepness["far below"] == 0

@@ -69,6 +69,13 @@ def splits(train: int, dev: int, test: int, seed: int) -> dict[str, list[Task]]:
 
 
 def careless(lamp: str, attempt: int) -> Sequence[ToolCall]:
-    """What a clerk does who never learned what the colours mean: looks, and presses any button."""
-    button = random.Random(stream_seed("careless", lamp, attempt)).choice(list(BUTTON_OF.values()))
+    """What clerks do of whom three in ten still follow last year's code, one in sixteen knows the new one, the rest none.
+
+    So the right button is pressed about one time in five.
+    """
+    draw = random.Random(stream_seed("careless", lamp, attempt))
+    colours, buttons = list(BUTTON_OF), list(BUTTON_OF.values())
+    place, knows = colours.index(colour_of(lamp)), draw.random()
+    last_year, any_button = buttons[(place + 1) % len(buttons)], draw.choice(buttons)
+    button = last_year if knows < 0.3 else buttons[place] if knows < 0.3625 else any_button
     return [ToolCall("look", {}), ToolCall("press", {"button": button})]
