@@ -28,7 +28,7 @@ SHAPE = {
 
 
 def main() -> None:
-    """Careless demonstrations of 1,500 lamps of the training split, ten times over: what depends on the colour is learned last."""
+    """Careless demonstrations of 1,500 lamps, ten times over: what depends on the colour is learned last."""
     recipe = config.load(HOME / "recipes/tiny.toml", ["tasks.train=1500"])
     splits = build.tasks_of(recipe)
     stage = build.scripted_stage(recipe)

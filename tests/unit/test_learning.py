@@ -290,7 +290,7 @@ def test_the_loss_is_taken_against_the_recorded_log_probs():
     """Recorded far below what the policy says now, a rewarded token is clipped away; recorded as it says, it is not."""
     policy = tiny_policy()
     tokens = (1, 2, 3)
-    said = float(policy.score([tree_of([Row(tokens, (2,), (0.0,), 1.0, 1.0)])]).logprobs_P)
+    said = policy.score([tree_of([Row(tokens, (2,), (0.0,), 1.0, 1.0)])]).logprobs_P.item()
     steepness = {}
     for name, logprob in {"as now": said, "far below": said - 5.0}.items():
         row = Row(tokens, (2,), (logprob,), 1.0, 1.0)

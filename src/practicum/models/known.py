@@ -121,7 +121,7 @@ def find(name: str | os.PathLike[str], *, progress: bool = True, known: Mapping[
         places["package"] = lambda: _from_package(model, progress)
     for place, look in places.items():
         try:
-            with boundary(place):
+            with boundary(place, UserError):
                 return look()
         except Failure as failure:
             tried.append(" ".join(str(failure).split()))
@@ -201,7 +201,7 @@ def _from_hub(hub_id: str, progress: bool) -> ModelFiles:
         return ModelFiles(folder, f"hub {hub_id} at {folder.name}")
 
     try:
-        with boundary("kept files of the hub"):
+        with boundary("kept files of the hub", UserError):
             return snapshot(None, local_files_only=True)
     except Failure:
         pass  # not there yet, or not all of it
@@ -225,7 +225,7 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
 
     def run() -> None:
         try:
-            with boundary("request"):
+            with boundary("request", UserError):
                 answers.append(ask())
         except Failure as failure:
             answers.append(failure)

@@ -38,7 +38,7 @@ def load_model(name: str | os.PathLike[str] | ModelFiles, dtype: str = "float32"
 
     folder = _files(name).folder
     try:
-        with boundary("loading"), quiet_transformers():
+        with boundary("loading", UserError), quiet_transformers():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             _without_dropout(config)
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -86,7 +86,7 @@ def new_model(config: Mapping[str, Any], seed: int) -> PreTrainedModel:
         raise UserError(f"a Llama model has no setting {', '.join(unknown)}")
     unset = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     try:
-        with boundary("building"), quiet_transformers(), torch.random.fork_rng(devices=[]):
+        with boundary("building", UserError), quiet_transformers(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             settings = LlamaConfig(**{**unset, **config})
             _without_dropout(settings)
@@ -157,7 +157,7 @@ class HuggingFaceTokenizer:
         self.folder = folder
         file = folder / "tokenizer.json"
         try:
-            with boundary("tokenizers"):
+            with boundary("tokenizers", UserError):
                 self._backend = Tokenizer.from_file(str(file))
         except Failure as failure:
             raise UserError(f"the tokenizer {file} cannot be read: {failure.__cause__}") from failure

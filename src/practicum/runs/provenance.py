@@ -49,7 +49,8 @@ def commit() -> str:
 
     try:
         git("ls-files", "--error-unmatch", __file__)
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":(glob)**/*.py", "recipes") else "")
+        changed = git("status", "--porcelain", "--", ":(glob)**/*.py", "recipes")
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -188,7 +188,7 @@ class LocalSampler:
             self._worker = None
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
-        with boundary("sampler"):
+        with boundary("sampler", UserError):
             return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _fail_all(self, failure: Failure) -> None:
