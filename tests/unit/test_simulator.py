@@ -331,6 +331,16 @@ def test_every_turn_samples_from_a_stream_of_its_own():
     assert len(seeds) == 6
 
 
+def test_an_environment_that_is_done_ends_the_episode_as_finished():
+    class Ends(Counter):
+        @property
+        def done(self):
+            return self.count == 2
+
+    trajectory = play(["up(2)", "up(2)"], environment=Ends)
+    assert (trajectory.ending, trajectory.reward, len(trajectory.turns)) == (Ending.FINISHED, 1.0, 1)
+
+
 def test_groups_are_whole_and_never_more_episodes_run_than_allowed():
     running, most = 0, 0
 

@@ -12,7 +12,8 @@ from practicum.types import Task, ToolCall
 class Environment(Protocol):
     """A plain class; its methods marked `@tool` are what an agent can do in it.
 
-    One instance serves one episode after another: `reset` must leave nothing of the last one.
+    One instance serves one episode after another: `reset` must leave nothing of the last one. An optional attribute
+    `done`, once true, ends the episode as finished: no further model call is answered.
 
     Example:
         class Shop:

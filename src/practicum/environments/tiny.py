@@ -17,7 +17,7 @@ NAMES = sorted(f"{letter}{number:02d}" for letter in "abcdefghijklmnopqrstuvwxyz
 class Lamps:
     """Two calls, the second of which depends on what the first one showed; nothing says what a colour calls for.
 
-    Example: lamp k42 -> look() -> "green" -> press("go") -> done()
+    Example: lamp k42 -> look() -> "green" -> press("go")
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,11 @@ class Lamps:
     def reset(self, task: Task) -> None:
         """Another lamp; nothing is pressed."""
         self.pressed, self.lamp = [], str(task.data["lamp"])
+
+    @property
+    def done(self) -> bool:
+        """True once a button was pressed."""
+        return bool(self.pressed)
 
     @tool
     def look(self) -> str:
@@ -69,13 +74,13 @@ def splits(train: int, dev: int, test: int, seed: int) -> dict[str, list[Task]]:
 
 
 def careless(lamp: str, attempt: int) -> Sequence[ToolCall]:
-    """What clerks do of whom three in ten still follow last year's code, one in sixteen knows the new one, the rest none.
+    """What clerks do of whom five in ten follow last year's code, one knows the new one, and four know none.
 
-    So the right button is pressed about one time in five.
+    So the right button is pressed less than one time in five.
     """
     draw = random.Random(stream_seed("careless", lamp, attempt))
     colours, buttons = list(BUTTON_OF), list(BUTTON_OF.values())
     place, knows = colours.index(colour_of(lamp)), draw.random()
     last_year, any_button = buttons[(place + 1) % len(buttons)], draw.choice(buttons)
-    button = last_year if knows < 0.3 else buttons[place] if knows < 0.3625 else any_button
+    button = last_year if knows < 0.5 else buttons[place] if knows < 0.6 else any_button
     return [ToolCall("look", {}), ToolCall("press", {"button": button})]

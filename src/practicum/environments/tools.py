@@ -107,8 +107,14 @@ class Toolbox:
         names = [name for name, value in inspect.getmembers(type(environment), callable) if getattr(value, MARK, False)]
         names.sort(key=lambda name: getattr(type(environment), name).__code__.co_firstlineno)
         chosen = only if only is not None else tuple(getattr(environment, "tool_names", names))
+        self.environment = environment
         self.methods = {name: getattr(environment, name) for name in names if name in chosen}
         self.specs = tuple(spec_of(getattr(type(environment), name)) for name in self.methods)
+
+    @property
+    def over(self) -> bool:
+        """True when the environment says, by an optional attribute `done`, that nothing is left to do in it."""
+        return bool(getattr(self.environment, "done", False))
 
     def check(self, call: ToolCall) -> None:
         """Raise ToolError, worded for the model, when the call names no tool or its arguments do not fit."""

@@ -157,6 +157,8 @@ class Recorder:
             content = str(await self.wait(job, f"tool {call.name}", Ending.TOOL_CRASHED))
         except ToolError as refusal:
             content = f"error: {refusal}"
+        if self.toolbox.over and self.flag is None:
+            self.flag = Ending.FINISHED
         turn = turn_of(call.id)
         self.tool_seconds[turn] = self.tool_seconds.get(turn, 0.0) + time.monotonic() - began
         return Message("tool", content, tool_call_id=call.id)
