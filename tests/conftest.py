@@ -14,6 +14,8 @@ from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tiny models gain nothing from a second thread, and on a busy machine threads that wait for one another lose minutes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("practicum", deadline=None, derandomize=True, database=None)
 settings.load_profile("practicum")
