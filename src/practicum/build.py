@@ -192,6 +192,20 @@ def trained_model(name: str) -> str:
     return str(best.path / "model")
 
 
+def check_rewards(config: RunConfig, task: Task) -> None:
+    """Raise UserError where the recipe weighs a reward that the environment's verifier does not give."""
+    environment = world(config).open()
+    try:
+        environment.reset(task)
+        given = environment.verify(task.secret)
+    finally:
+        environment.close()
+    if unknown := sorted(config.simulator.rewards.keys() - given.keys()):
+        raise UserError(
+            f"simulator.rewards names {', '.join(unknown)}; {config.environment.kind} gives {', '.join(given)}"
+        )
+
+
 def plan_of(config: RunConfig) -> Plan:
     """The numbers of the loop."""
     from practicum.training import Plan
@@ -243,6 +257,7 @@ def parts_of(config: RunConfig, folder: Path) -> Iterator[Parts]:
 
     chosen = algorithm(config.trainer.algorithm, config.trainer.clip)
     splits = tasks_of(config)
+    check_rewards(config, splits["train"][0])
     with ExitStack() as opened:
         console = opened.enter_context(Console())
         run = opened.enter_context(begun(folder, as_toml(config)))

@@ -78,6 +78,11 @@ def evaluated(groups: Sequence[Group], seconds: float) -> Evaluation:
     if not successes:
         first = next((t.error for t in played if t.error), "no attempt was made")
         raise PracticumError(f"no attempt could be scored; endings: {dict(endings)}; the first failure was:\n{first}")
+    if not any(trajectory.turns for trajectory in played):
+        raise PracticumError(
+            f"no episode came to a single model call; endings: {dict(endings)}. Does the opening prompt fit into "
+            "simulator.context_tokens and the model's own context?"
+        )
     valid = [trajectory for group in groups for trajectory in group.valid]
     return Evaluation(
         interval=success_interval(successes),

@@ -97,13 +97,14 @@ async def train(parts: Parts, plan: Plan) -> Outcome:
     with timed(seconds, "dev"):
         await measure_dev(parts, plan, dev, 0)
     deadline = time.monotonic() + 60 * plan.minutes if plan.minutes else float("inf")
-    step = 0
+    step, over = 0, False
     with parts.console.phase("reinforcement", plan.steps) as phase:
-        while step < plan.steps and time.monotonic() < deadline:
+        while step < plan.steps and not over:
             step += 1
             with timed(seconds, "rl"):
                 await one_step(parts, plan, step)
-            if step in plan.dev_steps or step == plan.steps or time.monotonic() >= deadline:
+            over = time.monotonic() >= deadline
+            if step in plan.dev_steps or step == plan.steps or over:
                 with timed(seconds, "dev"):
                     await measure_dev(parts, plan, dev, step)
             if step in dev or step % plan.checkpoint_every == 0:

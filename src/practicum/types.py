@@ -243,7 +243,7 @@ class Weights:
     digest: str
     "SHA-256 over names and bytes of the tensors as published."
     tensors: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    "Parameter name to tensor; the publisher does not change them afterwards."
+    "Parameter name to tensor; they may change with the next update, so whoever loads them copies."
 
 
 def stream_seed(*parts: object) -> int:

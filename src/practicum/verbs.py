@@ -76,6 +76,8 @@ def evaluate(
     """
     if attempts < 1:
         raise UserError(f"--attempts must be at least 1, found {attempts}")
+    if model == "":
+        raise UserError("--model is empty; name a known model, a folder or a run")
     if policy is not None and policy not in POLICIES:
         raise UserError(f"there is no policy {policy!r}; known: {', '.join(POLICIES)}")
     skipped, invalid = {}, {}

@@ -1,6 +1,8 @@
 """Credit, rows, losses and updates, against derived and published values."""
 
 import math
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def trainer(policy, **rest):
 
 
 def test_leave_one_out_equals_the_published_vectors():
-    """papers.md B (LOOP, arXiv 2502.01600)."""
+    """LOOP, arXiv 2502.01600: rewards of five and of six attempts."""
     np.testing.assert_allclose(leave_one_out([1, 0, 0, 1, 0]), [0.75, -0.5, -0.5, 0.75, -0.5])
     np.testing.assert_allclose(leave_one_out([1, 0, 0, 0, 0, 0]), [1.0] + [-0.2] * 5)
 
@@ -83,7 +85,7 @@ def test_singletons_and_constant_groups_give_exactly_nothing(rewards):
 
 
 def test_the_clipped_loss_equals_the_published_vector():
-    """papers.md B: eps 0.1, bounds 1/(1+eps) and 1+eps."""
+    """LOOP, arXiv 2502.01600: eps 0.1, bounds 1/(1+eps) and 1+eps."""
     ratios, advantages = torch.tensor([0.5, 0.9, 1.2, 1.05]), torch.tensor([1.0, -1.0, 1.0, -1.0])
     loss = clipped(ratios.log(), torch.zeros(4), advantages, low=1 / 1.1, high=1.1)
     torch.testing.assert_close(-loss, torch.tensor([0.5, -0.909091, 1.1, -1.05]))
@@ -225,7 +227,8 @@ def test_the_order_of_groups_and_attempts_changes_nothing():
     for order in (1, -1):
         policy = tiny_policy()
         groups = [group(1.0, 0.0), group(0.0, 1.0, 1.0, task="u")][::order]
-        trainer(policy).learn(groups)
+        shuffled = [replace(g, trajectories=g.trajectories[::order]) for g in groups]
+        trainer(policy).learn(shuffled)
         digests.add(digest_of({k: v.detach() for k, v in policy.model.named_parameters()}))
     assert len(digests) == 1
 
@@ -235,11 +238,11 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_parameters():
     before = digest_of(dict(policy.model.named_parameters()))
     updater = Updater(policy, SETTINGS)
     (row,) = rows_of(attempt(0, 1.0), 1.0)
-    metrics = updater.update([row], lambda scores, _: scores.logprobs_P * math.nan)
-    assert metrics["refused_updates"] == 1 and updater.updates == 0
+    updater.update([row], lambda scores, _: scores.logprobs_P * math.nan)
+    assert (updater.refused, updater.updates) == (1, 0)
     assert digest_of(dict(policy.model.named_parameters())) == before
-    assert updater.update([row], lambda scores, _: imitation(scores.logprobs_P))["refused_updates"] == 1
-    assert updater.updates == 1
+    updater.update([row], lambda scores, _: imitation(scores.logprobs_P))
+    assert (updater.refused, updater.updates) == (1, 1)
 
 
 def test_the_learning_rate_rises_over_the_warm_up():
@@ -282,8 +285,41 @@ def test_publications_are_numbered_and_digests_tell_weights_apart():
     assert coach.publish().digest != first.digest
 
 
-def test_precision_is_measured_and_not_guessed():
-    assert faster_with_autocast(new_model({**SHAPE, "max_position_embeddings": 512}, 0)) in (True, False)
+@pytest.mark.parametrize("slow_under_autocast", [True, False])
+def test_precision_is_measured_and_not_guessed(slow_under_autocast):
+    model = new_model({**SHAPE, "max_position_embeddings": 512}, 0)
+
+    def brake(*_):
+        if torch.is_autocast_enabled("cpu") == slow_under_autocast:
+            time.sleep(0.3)
+
+    model.register_forward_pre_hook(brake)
+    model.base_model.register_forward_pre_hook(brake)
+    assert faster_with_autocast(model) is not slow_under_autocast
+
+
+def family(name, **settings):
+    import transformers
+
+    shape = {**SHAPE, "max_position_embeddings": 128, "num_key_value_heads": 2, **settings}
+    if name == "Gemma3":
+        return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**shape, head_dim=8))
+    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**shape))
+
+
+def test_a_model_that_does_more_than_the_trainer_computes_is_refused():
+    for name in ("Llama", "Qwen2", "Qwen3", "Mistral"):
+        Policy(family(name), autocast=False)
+    for model in (family("Granite", logits_scaling=3.0), family("Gemma3", final_logit_softcapping=0.1)):
+        with pytest.raises(UserError, match="the trainer cannot train"):
+            Policy(model, autocast=False)
+
+
+def test_a_row_beyond_a_models_attention_window_is_refused():
+    policy = Policy(family("Mistral", sliding_window=32), autocast=False)
+    assert policy.score([tree_of([Row(tuple(range(30)), (29,), (0.0,), 1.0, 1.0)])]).logprobs_P.isfinite().all()
+    with pytest.raises(UserError, match=r"a row of 40 tokens exceeds the model's attention window of 32"):
+        policy.score([tree_of([Row((1,) * 40, (39,), (0.0,), 1.0, 1.0)])])
 
 
 def test_the_loss_is_taken_against_the_recorded_log_probs():

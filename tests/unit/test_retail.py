@@ -258,7 +258,7 @@ def test_the_splits_share_no_id_no_user_and_no_content(levels: tuple[int, ...]) 
 
 
 def test_splits_larger_than_the_real_rows_are_refused() -> None:
-    with pytest.raises(UserError, match="151 real rows"):
+    with pytest.raises(UserError, match="148 real rows"):
         splits((1,), train=152)
 
 
@@ -361,3 +361,29 @@ def test_levels_that_are_not_built_are_refused() -> None:
     for levels in ((), (3,), (1, 7)):
         with pytest.raises(UserError, match="retail has the levels 1, 2"):
             Retail(levels)
+
+
+def test_rows_in_other_words_than_the_benchmarks_become_no_tasks():
+    row = {"id": "a", "user_id": "omar_anderson_3203", "instruction": "Cancel #W6067464.", "outputs": []}
+    ours = {**row, "actions": [{"name": "cancel_order", "kwargs": {"order_id": "nonsense"}}]}
+    look_up = {**row, "id": "b", "actions": [{"name": "find_me_a_pony", "kwargs": {}}]}
+    arguments = {"order_id": "#W6067464", "item_ids": ["9624127908"], "payment_id": "credit_card_4190576"}
+    argument = {**row, "id": "c", "actions": [{"name": "return_delivered_order_items", "kwargs": arguments}]}
+    found = sort_rows([ours, look_up, argument])
+    assert not found.tasks
+    assert "cancel_order (no tool of the benchmark)" in found.skipped["a"] and "find_me_a_pony" in found.skipped["b"]
+    assert "the benchmark calls it payment_method_id" in found.invalid["c"]
+
+
+@pytest.mark.parametrize("line", ["[" * 200_000, '{"id": "\\ud800"}'])
+def test_a_line_that_no_text_file_should_hold_is_named_by_its_number(tmp_path, line):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n" + line)
+    with pytest.raises(UserError, match="line 2"):
+        read_rows(path)
+
+
+def test_no_content_occurs_twice_in_a_split():
+    for tasks in splits((1,)).values():
+        contents = [content_of(writes_in(task)) for task in tasks]
+        assert len(contents) == len(set(contents))

@@ -30,7 +30,18 @@ from practicum.types import Task, ToolCall, stream_seed
 
 Write = tuple[str, dict[str, Any]]
 "A gold call in our vocabulary: ('cancel_order', {'order_id': '#W7602708', 'reason': 'no longer needed'})."
-BENCHMARK_READS = re.compile(r"(get|find|list)_\w+|calculate|think")
+BENCHMARK_READS = {
+    "calculate",
+    "find_user_id_by_email",
+    "find_user_id_by_name_zip",
+    "get_order_details",
+    "get_product_details",
+    "get_user_details",
+    "list_all_product_types",
+    "think",
+}
+"The benchmark's tools that write nothing."
+OURS = set(TOOL_OF_BENCHMARK.values())
 LEVEL_1_WRITES = {"cancel_order", "return_items"}
 ORDER_ID = re.compile(r"#W\d+")
 PERSONA = re.compile(r"You(?:r)? name is [^.]+? and your (?:zip code is \d+|email is \S+)\. You are [a-z, -]+\.\s*")
@@ -64,7 +75,7 @@ def read_rows(path: str | Path) -> list[Row]:
     path = Path(path)
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the tasks file {path}: {error}") from error
     rows: list[Row] = []
@@ -88,7 +99,10 @@ def checked_row(line: str, where: str) -> Row:
     """One line as a row. Raises UserError, beginning with `where`, for anything that is not one."""
     try:
         row = json.loads(line)
-    except ValueError as error:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: half a character, {error.object[error.start]!r}, is no text") from error
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: this is not JSON ({error}); write one object per line") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: a row must be an object, found {type(row).__name__}")
@@ -125,9 +139,10 @@ def sort_rows(rows: Iterable[Row], levels: Sequence[int] = BUILT_LEVELS) -> Sort
 
 
 def writes_of(row: Row) -> list[str]:
-    """Names of the gold calls that are no look-ups, in our vocabulary where we have the tool."""
-    names = [action["name"] for action in row["actions"]]
-    return [TOOL_OF_BENCHMARK.get(name, name) for name in names if not BENCHMARK_READS.fullmatch(name)]
+    """Names of the gold calls that are no look-ups, in our vocabulary where we have the benchmark's tool."""
+    names = [action["name"] for action in row["actions"] if action["name"] not in BENCHMARK_READS]
+    unknown = "{} (no tool of the benchmark)"  # also one that is called as ours is: rows are in the benchmark's words
+    return [TOOL_OF_BENCHMARK.get(name, unknown.format(name) if name in OURS else name) for name in names]
 
 
 def level_of(row: Row) -> int:
@@ -141,7 +156,7 @@ def level_of(row: Row) -> int:
 def beyond(row: Row, levels: Sequence[int]) -> str:
     """Why the row is no task of these levels; empty where it is one."""
     writes = writes_of(row)
-    strange = sorted(set(writes) - set(TOOL_OF_BENCHMARK.values()))
+    strange = sorted(set(writes) - OURS)
     if not writes:
         return "it has no write: nothing in the database would show that it was done"
     if strange:
@@ -195,6 +210,9 @@ def task_of(row: Row) -> Task:
     """The task of a row of a built level. Raises ToolError, in the tool's words, where a gold write is refused."""
     if row["user_id"] not in database().users:
         raise ToolError(f"there is no customer {row['user_id']!r}")
+    for action in row["actions"]:
+        if action["name"] in TOOL_OF_BENCHMARK and "payment_id" in action["kwargs"]:
+            raise ToolError(f"{action['name']} has no argument payment_id; the benchmark calls it payment_method_id")
     writes = gold_writes(row)
     shop = Retail()
     toolbox = Toolbox(shop)
@@ -307,7 +325,7 @@ def splits(
     levels = check_levels(levels)
     rng = random.Random(stream_seed("retail splits", seed))
     rows_of: dict[str, list[Task]] = {}
-    for task in shipped_tasks(levels):
+    for task in {content_of(writes_in(task)): task for task in reversed(shipped_tasks(levels))}.values():
         rows_of.setdefault(task.data["user_id"], []).append(task)
     users = sorted(rows_of)
     rng.shuffle(users)

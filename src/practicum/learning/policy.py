@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from practicum.errors import UserError
 from practicum.learning.attention import additive, use_in
 from practicum.learning.batches import Row
 from practicum.learning.forest import Tree, tree_of
@@ -39,9 +40,13 @@ class Policy:
 
     def __init__(self, model: Any, autocast: bool) -> None:
         self.model = model.float()
+        self.window = window_of(model)
+        plain = plain_logits(self.model)
         use_in(self.model)
-        self.autocast = autocast
         self.device = next(model.parameters()).device
+        self.autocast = False
+        self.check_same(plain)
+        self.autocast = autocast
 
     def score(self, trees: Sequence[Tree]) -> Scores:
         """Log-probs of the sampled positions of all rows, tree by tree, row by row, shape (P,).
@@ -50,6 +55,12 @@ class Policy:
         runs once for each position that a sampled token follows, however many rows share it.
         """
         size = max(len(tree.tokens_U) for tree in trees)
+        deepest = max(int(tree.depths_U.max()) for tree in trees)
+        if self.window is not None and deepest >= self.window:
+            raise UserError(
+                f"a row of {deepest + 1} tokens exceeds the model's attention window of {self.window}, which the "
+                "trainer does not compute; lower simulator.context_tokens"
+            )
         tokens_TU = np.zeros((len(trees), size), dtype=np.int64)
         depths_TU = np.zeros_like(tokens_TU)
         sees_TUU = np.broadcast_to(np.eye(size, dtype=bool), (len(trees), size, size)).copy()
@@ -76,6 +87,20 @@ class Policy:
         which_P = self.tensor(rank_P)
         return Scores(logprobs_FV[which_P, self.tensor(token_P)], entropy_F[which_P])
 
+    def check_same(self, plain_LV: Tensor) -> None:
+        """Raise UserError where a tree gives other log-probs than the model itself: its architecture does more."""
+        tokens = tuple(range(1, len(plain_LV) + 1))
+        positions = tuple(range(1, len(tokens)))
+        with torch.no_grad():
+            ours_P = self.score([tree_of([Row(tokens, positions, (0.0,) * len(positions), 1.0, 0.0)])]).logprobs_P
+        theirs_P = plain_LV.log_softmax(-1)[torch.arange(len(positions)), torch.tensor(tokens[1:])]
+        if not torch.allclose(ours_P, theirs_P, atol=1e-3):
+            gap = float((ours_P - theirs_P).abs().max())
+            raise UserError(
+                f"the trainer cannot train {type(self.model).__name__}: its log-probs differ by {gap:.3g} from the "
+                "model's own, which scales or caps its scores; choose a model of another family, such as Llama or Qwen"
+            )
+
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """An array on the policy's device."""
         return torch.from_numpy(array).to(self.device)
@@ -92,6 +117,22 @@ def sampled_positions(trees: Sequence[Tree], size: int) -> tuple[NDArray[Any], .
             temperature.append(np.full(len(positions), row.temperature, dtype=np.float32))
     followed, rank_P = np.unique(np.concatenate(before), return_inverse=True)
     return followed, rank_P, np.concatenate(token), np.concatenate(temperature)
+
+
+def plain_logits(model: Any, tokens: int = 24) -> Tensor:
+    """What the untouched model says of a few tokens, shape (L, V)."""
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        logits_1LV = model(torch.arange(1, tokens + 1, device=model.device)[None]).logits
+    return logits_1LV[0].float()
+
+
+def window_of(model: Any) -> int | None:
+    """Tokens that the narrowest layer looks back; None where every layer sees all."""
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None)
+    return window if window and (layers is None or "sliding_attention" in layers) else None
 
 
 def weights_of(model: Any, version: int) -> Weights:

@@ -21,7 +21,7 @@ from practicum.learning.batches import Row, rows_of
 from practicum.learning.forest import micro_batches, trees_of
 from practicum.learning.policy import Policy, Scores, weights_of
 from practicum.models.load import HuggingFaceTokenizer, save_model
-from practicum.types import Group, Weights
+from practicum.types import Group, Trajectory, Weights
 
 Loss = Callable[[Scores, Sequence[Row]], Tensor]
 "Scores of a micro-batch and its rows to a loss per sampled position, shape (P,)."
@@ -84,7 +84,7 @@ class Updater:
         else:
             self.refused += 1
         self.optimizer.zero_grad(set_to_none=True)
-        return totals | {"grad_norm": norm, "refused_updates": float(self.refused)}
+        return totals | {"grad_norm": norm}
 
 
 def recorded(rows: Sequence[Row]) -> Tensor:
@@ -122,7 +122,7 @@ class Trainer:
 
     def learn(self, groups: Sequence[Group]) -> dict[str, float]:
         """One step on groups of any size; groups without signal are counted and not trained."""
-        rows = self.pack(sorted(groups, key=lambda group: group.id))
+        rows = self.pack(sorted(groups, key=lambda group: (group.task_id, group.id)))
         metrics = {
             "groups": float(len(groups)),
             "groups_with_signal": float(sum(has_signal(rewards_of(group)) for group in groups)),
@@ -135,7 +135,8 @@ class Trainer:
             order = self.random.permutation(len(rows))
             for part in np.array_split(order, min(self.minibatches, len(rows))):
                 updates.append(self.updater.update([rows[n] for n in part], self.loss))
-        return metrics | {name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]}
+        means = {name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]}
+        return metrics | means | {"refused_updates": float(self.updater.refused)}
 
     def pack(self, groups: Sequence[Group]) -> list[Row]:
         """Credit, then rows of every trajectory whose advantage is not 0."""
@@ -146,7 +147,7 @@ class Trainer:
         self.advantages = {}
         rows: list[Row] = []
         for group, rewards_G in zip(groups, rewards, strict=True):
-            for trajectory, advantage in zip(group.valid, self.algorithm.credit(rewards_G), strict=True):
+            for trajectory, advantage in zip(valid_of(group), self.algorithm.credit(rewards_G), strict=True):
                 self.advantages[group.task_id, trajectory.attempt] = float(advantage)
                 if advantage != 0.0:
                     rows += rows_of(trajectory, float(advantage), group.id)
@@ -174,6 +175,11 @@ class Trainer:
         (folder / "trainer.json").write_text(json.dumps(state))
 
 
+def valid_of(group: Group) -> list[Trajectory]:
+    """A group's valid trajectories in order of attempt, whatever order they were finished in."""
+    return sorted(group.valid, key=lambda trajectory: trajectory.attempt)
+
+
 def rewards_of(group: Group) -> Any:
-    """Rewards of a group's valid trajectories, shape (G,)."""
-    return np.array([trajectory.reward for trajectory in group.valid], dtype=np.float64)
+    """Rewards of a group's valid trajectories in order of attempt, shape (G,)."""
+    return np.array([trajectory.reward for trajectory in valid_of(group)], dtype=np.float64)

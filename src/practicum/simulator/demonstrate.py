@@ -73,7 +73,8 @@ async def demonstrate(stage: Stage, policy: Policy, task: Task, attempt: int) ->
         finally:
             environment.close()
     messages = [Message("assistant", "", tool_calls=(call,)) for call in calls] + [Message("assistant", "")]
-    script = ScriptedSampler([stage.renderer.write(message, specs) for message in messages])
+    replies = [stage.renderer.write(message, specs) for message in messages]
+    script = ScriptedSampler(replies, context_length=10**9)
     limits = replace(
         stage.limits, turns=max(stage.limits.turns, len(messages)), tokens_per_turn=100_000, context_tokens=10**9
     )
