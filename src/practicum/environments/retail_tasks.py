@@ -325,7 +325,10 @@ def splits(
     levels = check_levels(levels)
     rng = random.Random(stream_seed("retail splits", seed))
     rows_of: dict[str, list[Task]] = {}
-    for task in {content_of(writes_in(task)): task for task in reversed(shipped_tasks(levels))}.values():
+    first_of: dict[str, Task] = {}
+    for task in shipped_tasks(levels):
+        first_of.setdefault(content_of(writes_in(task)), task)
+    for task in first_of.values():
         rows_of.setdefault(task.data["user_id"], []).append(task)
     users = sorted(rows_of)
     rng.shuffle(users)
