@@ -86,6 +86,7 @@ def stage(replies, environment=Counter, agent=None, **limits):
         temperature=1.0,
         seed=0,
         reward_weights={"success": 1.0},
+        truncated_reward=1.0,
     )
 
 
@@ -212,6 +213,14 @@ def test_limits_cut_an_attempt_short_and_it_is_scored_as_it_stands():
     assert play(["up()", "up()"], turns=2).ending is Ending.OUT_OF_TURNS
     assert play(["up()", "up()"], turns=2).reward == 1.0
     assert play(["up()", "up()"], context_tokens=60).ending is Ending.OUT_OF_TOKENS
+
+
+def test_what_is_learned_from_a_truncated_attempt_may_be_less_than_what_is_measured():
+    cut = replace(stage(["up()", "up()"], turns=2), truncated_reward=0.25)
+    trajectory = asyncio.run(run_episode(cut, TASK, 0))
+    assert (trajectory.success, trajectory.reward) == (1.0, 0.25)
+    whole = replace(stage(["up(2)", "done()"]), truncated_reward=0.25)
+    assert asyncio.run(run_episode(whole, TASK, 0)).reward == 1.0
 
 
 def test_an_agent_that_raises_is_scored_and_its_traceback_kept():
