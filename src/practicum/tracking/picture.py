@@ -67,7 +67,7 @@ def draw_systems(axes: Axes, bars: Mapping[str, Interval]) -> None:
         reach = [[interval.estimate - interval.low], [interval.high - interval.estimate]]
         axes.errorbar(position, interval.estimate, yerr=reach, color=INK, capsize=5, linewidth=1.5, zorder=3)
         axes.annotate(
-            f"{100 * interval.estimate:.0f} %",
+            f"{100 * interval.estimate:.1f} %",
             (position, interval.high),
             xytext=(0, 4),
             textcoords="offset points",
