@@ -291,7 +291,7 @@ def test_precision_is_measured_and_not_guessed(slow_under_autocast):
 
     def brake(*_):
         if torch.is_autocast_enabled("cpu") == slow_under_autocast:
-            time.sleep(0.3)
+            time.sleep(0.1)
 
     model.register_forward_pre_hook(brake)
     model.base_model.register_forward_pre_hook(brake)
