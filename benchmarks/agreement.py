@@ -4,7 +4,7 @@ Plays episodes of a recipe with its local sampler, scores the very tokens with t
 in float32 they should be equal to rounding; in bfloat16 the mean k3 (exp(d) - 1 - d, d = trainer - sampler) says how
 far the policy that is trained is from the one that sampled.
 
-Run: python benchmarks/agreement.py recipes/retail.toml --tasks 8 > benchmarks/results/agreement.json
+Run: python benchmarks/agreement.py recipes/retail.toml --model runs/NAME/checkpoints/step-000000/model
 """
 
 import argparse
@@ -52,8 +52,9 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--attempts", type=int, default=4)
+    parser.add_argument("--set", action="append", default=[], help="a setting, as for practicum")
     options = parser.parse_args()
-    recipe = config.load(options.recipe)
+    recipe = config.load(options.recipe, options.set)
     recipe = replace(recipe, model=replace(recipe.model, name=options.model or recipe.model.name))
     model = load_model(recipe.model.name)
     results = {}

@@ -62,7 +62,8 @@ def test_the_system_prompt_with_its_tools_stays_under_200_tokens(recipe, rendere
 
 
 def test_sampler_and_trainer_agree_on_the_real_model():
-    command = [sys.executable, "benchmarks/agreement.py", RECIPE, "--tasks", "2", "--attempts", "2"]
+    short = ["--set", "simulator.turns=2", "--set", "simulator.tokens_per_turn=32"]
+    command = [sys.executable, "benchmarks/agreement.py", RECIPE, "--tasks", "2", "--attempts", "4", *short]
     results = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     for temperature in (0.7, 1.0, 1.3):
         assert results[f"float32 {temperature}"]["mean_abs"] < 1e-5
@@ -70,7 +71,15 @@ def test_sampler_and_trainer_agree_on_the_real_model():
 
 
 def test_the_whole_loop_runs_on_the_real_model_and_reports(tmp_path):
-    settings = ["tasks.dev=4", "tasks.test=8", "imitation.epochs=1", "trainer.steps=1", "trainer.tasks_per_step=2"]
+    settings = [
+        "simulator.turns=3",
+        "simulator.tokens_per_turn=40",
+        "tasks.dev=4",
+        "tasks.test=8",
+        "imitation.epochs=1",
+        "trainer.steps=1",
+        "trainer.tasks_per_step=2",
+    ]
     folder, report = verbs.train(config.load(RECIPE, settings), tmp_path / "run")
     assert set(report["test"]) == {"base", "warm-up", "rl"}
     assert all(figures["n_tasks"] == 8 for figures in report["test"].values())

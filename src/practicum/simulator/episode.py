@@ -130,14 +130,15 @@ async def played(agent: Agent, task: Task, recorder: Recorder, seconds: float) -
     finally:
         job.cancel()
     raised = None if job.cancelled() else job.exception()
+    answer = "" if raised is not None or job.cancelled() else job.result() or ""
     if recorder.flag is not None:
         unlike_limit = raised is not None and not isinstance(raised, EpisodeOver)
-        return recorder.flag, "", recorder.error or (traced(raised) if unlike_limit and raised else "")
+        return recorder.flag, answer, recorder.error or (traced(raised) if unlike_limit and raised else "")
     if raised is not None:
         if not isinstance(raised, Exception):
             raise raised
         return Ending.AGENT_FAILED, "", traced(raised)
-    return Ending.FINISHED, job.result() or "", ""
+    return Ending.FINISHED, answer, ""
 
 
 async def verified(environment: Environment | None, task: Task, stage: Stage) -> tuple[dict[str, float], float]:
