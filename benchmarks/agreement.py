@@ -21,6 +21,7 @@ from practicum.learning.forest import micro_batches, trees_of
 from practicum.learning.policy import Policy
 from practicum.learning.trainer import recorded
 from practicum.models.load import load_model
+from practicum.runs.provenance import provenance
 from practicum.simulator.collect import collect
 from practicum.simulator.episode import run_episode
 
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=4)
     parser.add_argument("--set", action="append", default=[], help="a setting, as for practicum")
     options = parser.parse_args()
+    source = provenance()
     recipe = config.load(options.recipe, options.set)
     recipe = replace(recipe, model=replace(recipe.model, name=options.model or recipe.model.name))
     model = load_model(recipe.model.name)
@@ -69,7 +71,8 @@ def main() -> None:
                 "max_abs": float(gaps_P.abs().max()),
                 "mean_k3": float((gaps_P.exp() - 1 - gaps_P).mean()),
             }
-    print(json.dumps({"model": recipe.model.name, "recipe": options.recipe, **results}, indent=2))
+    about = {"model": recipe.model.name, "recipe": options.recipe, "provenance": source}
+    print(json.dumps({**about, **results}, indent=2))
 
 
 if __name__ == "__main__":
