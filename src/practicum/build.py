@@ -271,7 +271,9 @@ def parts_of(config: RunConfig, folder: Path) -> Iterator[Parts]:
         database = opened.enter_context(Database(run.database))
         console.say(f"run folder: {folder}")
         console.say(f"trainer: float32 weights, {'bfloat16 autocast' if trainer.policy.autocast else 'float32'}")
-        trackers: list[Tracker] = [console, JsonLines(run.metrics)]
+        lines = JsonLines(run.metrics)
+        opened.callback(lines.close)
+        trackers: list[Tracker] = [console, lines]
         yield Parts(
             run=run,
             database=database,
