@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         Turn,
         Weights,
     )
-    from practicum.verbs import evaluate, train
+    from practicum.verbs.evaluating import evaluate
+    from practicum.verbs.training import train
 
 __version__ = "0.1.0"
 
@@ -63,7 +64,8 @@ _NAMES_IN = {
     "environments.environment": "Environment",
     "environments.tools": "tool",
     "sampling.sampler": "Sampler",
-    "verbs": "evaluate train",
+    "verbs.evaluating": "evaluate",
+    "verbs.training": "train",
 }
 _HOMES = {name: f"practicum.{module}" for module, names in _NAMES_IN.items() for name in names.split()}
 

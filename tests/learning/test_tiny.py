@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from practicum import config, verbs
+from practicum import config
+from practicum.verbs import training
 
 pytest.importorskip("torch", reason="learning needs the extra [train]")
 RECIPE = "recipes/tiny.toml"
@@ -12,7 +13,7 @@ RECIPE = "recipes/tiny.toml"
 
 def trained(tmp_path, *settings):
     began = time.monotonic()
-    _, report = verbs.train(config.load(RECIPE, settings), tmp_path / "run")
+    _, report = training.train(config.load(RECIPE, settings), tmp_path / "run")
     return report, time.monotonic() - began
 
 

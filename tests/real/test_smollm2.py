@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from practicum import build, config, verbs
+from practicum import build, config
 from practicum.types import Message
+from practicum.verbs import training
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("PRACTICUM_REAL_MODEL") != "1", reason="fetches 93 MB of weights; set PRACTICUM_REAL_MODEL=1"
@@ -80,7 +81,7 @@ def test_the_whole_loop_runs_on_the_real_model_and_reports(tmp_path):
         "trainer.steps=1",
         "trainer.tasks_per_step=2",
     ]
-    folder, report = verbs.train(config.load(RECIPE, settings), tmp_path / "run")
+    folder, report = training.train(config.load(RECIPE, settings), tmp_path / "run")
     assert set(report["test"]) == {"base", "warm-up", "rl"}
     assert all(figures["n_tasks"] == 8 for figures in report["test"].values())
     assert (folder / "report.png").stat().st_size > 10_000

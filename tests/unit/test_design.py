@@ -49,7 +49,7 @@ HOMES_OF = {
 }
 "Libraries used in several files, with the folders they may be used in. Any other outside package lives in one file."
 
-CONFIG_READERS = ("build.py", "verbs.py", "cli/")
+CONFIG_READERS = ("build.py", "verbs/", "cli/")
 "verbs and cli turn a recipe into a RunConfig and hand it on; only build looks inside."
 
 BROAD_EXCEPT = {("errors.py", "boundary")}
@@ -361,7 +361,7 @@ FLOOR_BREAKERS = {
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import practicum.cli",
     ),
     "relative": ("environments/shop.py", "from ..build import build"),
-    "by string": ("runs/run.py", "import importlib\nimportlib.import_module('practicum.verbs')"),
+    "by string": ("runs/run.py", "import importlib\nimportlib.import_module('practicum.verbs.training')"),
     "from the roof": ("simulator/recorder.py", "import practicum"),
     "around the floors": ("simulator/episode.py", "from practicum import Task"),
     "no floor": ("orphan.py", ""),

@@ -17,7 +17,7 @@ from practicum.environments.retail import Retail
 from practicum.evaluation import evaluated
 from practicum.runs.database import SCHEMA
 from practicum.types import Completion, Ending, Group, Message, Trajectory, Turn
-from practicum.verbs import Measured
+from practicum.verbs.evaluating import Measured
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

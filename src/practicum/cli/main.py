@@ -112,13 +112,14 @@ def train(
 
     Needs the extra [train]. Ctrl-C ends a run in order and keeps what was finished.
     """
-    from practicum import config, verbs
+    from practicum import config
+    from practicum.verbs import reporting, training
 
-    run, report = verbs.train(config.load(find_recipe(recipe), settings or ()), folder, recipe.stem)
+    run, report = training.train(config.load(find_recipe(recipe), settings or ()), folder, recipe.stem)
     print(
         json.dumps({"run": str(run), **report})
         if as_json
-        else f"\n{verbs.as_text(report)}\nreport: {run / 'report.md'}"
+        else f"\n{reporting.as_text(report)}\nreport: {run / 'report.md'}"
     )
 
 
@@ -175,14 +176,15 @@ def evaluate(
       skipped, invalid           task id -> reason
       turns, tokens, seconds     per episode; of the whole
     """
-    from practicum import config, verbs
+    from practicum import config
+    from practicum.verbs import evaluating
 
     if model is not None and policy is not None:
         raise UserError("--model and --policy exclude each other: a script speaks instead of a model")
     if tasks is not None and split is not None:
         raise UserError("--tasks and --split exclude each other: a file of tasks is evaluated whole")
     loaded = config.load(find_recipe(recipe), settings or ())
-    measured = verbs.evaluate(
+    measured = evaluating.evaluate(
         loaded, model=model, policy=policy, tasks=tasks, split=split or "test", attempts=attempts, out=out
     )
     summary = measured.summary()
@@ -228,9 +230,9 @@ def show(
     practicum show runs/mine
     practicum show runs/mine --task retail_train_36 --phase train
     """
-    from practicum import verbs
+    from practicum.verbs import showing
 
-    verbs.shown(run, task, phase)
+    showing.shown(run, task, phase)
 
 
 def find_recipe(path: Path) -> Path:

@@ -1,0 +1,149 @@
+"""Success of a model or of a scripted policy on a recipe's tasks, or on a user's file of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from practicum import build
+from practicum.config import RunConfig
+from practicum.errors import UserError
+from practicum.evaluation import Evaluation
+from practicum.simulator.demonstrate import POLICIES, demonstrate
+from practicum.simulator.episode import Stage, run_episode
+from practicum.types import Group, Task
+from practicum.verbs.interruption import interruptible
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An evaluation and what could not be evaluated."""
+
+    evaluation: Evaluation | None
+    "None when no task was left to evaluate."
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    "Row id to what it needs that is not built."
+    invalid: Mapping[str, str] = field(default_factory=dict)
+    "Row id to why its gold actions cannot be carried out."
+
+    def summary(self) -> dict[str, Any]:
+        """All figures as plain values; without any task success is null."""
+        nothing: dict[str, Any] = {
+            "success": None,
+            "ci_low": None,
+            "ci_high": None,
+            "n_tasks": 0,
+            "n_attempts": 0,
+            "endings": {},
+        }
+        figures = self.evaluation.summary() if self.evaluation else nothing
+        return {**figures, "skipped": dict(self.skipped), "invalid": dict(self.invalid)}
+
+
+def evaluate(
+    config: RunConfig,
+    *,
+    model: str | None = None,
+    policy: str | None = None,
+    tasks: Path | None = None,
+    split: str = "test",
+    attempts: int = 1,
+    out: Path | None = None,
+) -> Measured:
+    """Success of a model, or of a scripted policy (expert, noop, random), on a split or on a user's file of tasks.
+
+    Raises UserError for what cannot be done: an unknown model, policy or split, a broken tasks file, no torch. With
+    `out` every trajectory is written to a new database there, each task as it is finished. KeyboardInterrupt passes and
+    says how far it came.
+
+    Example: evaluate(config.load("recipes/retail.toml"), policy="expert").summary()["success"] -> 1.0
+    """
+    if attempts < 1:
+        raise UserError(f"--attempts must be at least 1, found {attempts}")
+    if model == "":
+        raise UserError("--model is empty; name a known model, a folder or a run")
+    if policy is not None and policy not in POLICIES:
+        raise UserError(f"there is no policy {policy!r}; known: {', '.join(POLICIES)}")
+    skipped, invalid = {}, {}
+    if tasks is None:
+        chosen = tasks_of_split(config, split)
+    else:
+        config, rows = build.tasks_in(config, tasks)
+        chosen, skipped, invalid = list(rows.tasks), rows.skipped, rows.invalid
+    with stored(out) as store:
+        if policy is not None:
+            stage = build.scripted_stage(config)
+            episode: Any = partial(demonstrate, stage, POLICIES[policy])
+        else:
+            stage = build.model_stage(config, model or config.model.name)
+            episode = partial(run_episode, stage)
+        if not chosen:
+            return Measured(None, skipped, invalid)
+        done: list[Group] = []
+
+        def finished(group: Group) -> None:
+            store(group)
+            done.append(group)
+
+        try:
+            result = interruptible(measured(stage, chosen, attempts, episode, config.simulator.concurrency, finished))
+        except KeyboardInterrupt:
+            where = f"their trajectories are in {out}" if out else "with --out FILE they would have been kept"
+            raise KeyboardInterrupt(f"{len(done)} of {len(chosen)} tasks were finished; {where}") from None
+    return Measured(result, skipped, invalid)
+
+
+def tasks_of_split(config: RunConfig, split: str) -> list[Task]:
+    """One of the recipe's splits."""
+    splits = build.tasks_of(config)
+    if split not in splits:
+        raise UserError(f"there is no split {split!r}; known: {', '.join(splits)}")
+    return list(splits[split])
+
+
+async def measured(
+    stage: Stage,
+    tasks: list[Task],
+    attempts: int,
+    episode: Any,
+    concurrency: int,
+    finished: Callable[[Group], None],
+) -> Evaluation:
+    """Evaluate under a progress bar."""
+    from practicum import evaluation
+    from practicum.tracking.console import Console
+
+    try:
+        with Console() as console, console.phase("tasks", len(tasks)) as bar:
+
+            def advance(group: Group) -> None:
+                finished(group)
+                bar.advance()
+
+            return await evaluation.evaluate(tasks, attempts, episode, concurrency=concurrency, finished=advance)
+    finally:
+        await stage.sampler.close()
+
+
+@contextmanager
+def stored(path: Path | None) -> Iterator[Callable[[Group], None]]:
+    """A place for finished groups: a new database at `path`, opened at once and taken back if it stays empty."""
+    from practicum.runs.database import Database
+
+    if path is None:
+        yield lambda group: None
+        return
+    if path.exists():
+        raise UserError(f"{path} is there already; name a new file, so that no two evaluations are mixed")
+    database = Database(path)
+    try:
+        yield lambda group: database.add_groups("evaluation", 0, [group])
+    finally:
+        is_empty = not database.task_ids()
+        database.close()
+        if is_empty:
+            path.unlink()

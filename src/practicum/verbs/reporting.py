@@ -1,0 +1,95 @@
+"""What a training run came to: figures, text, picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from practicum.config import RunConfig
+from practicum.statistics.comparison import Difference, paired_difference
+
+if TYPE_CHECKING:
+    from practicum.training import Outcome
+
+
+def reported(config: RunConfig, outcome: Outcome) -> dict[str, Any]:
+    """The figures of a training run, differences paired task by task."""
+    test = outcome.test
+    compared = {
+        f"rl - {name}": paired_difference(test["rl"].successes, test[name].successes) for name in test if name != "rl"
+    }
+    return {
+        "model": config.model.name,
+        "environment": config.environment.kind,
+        "seed": config.seed,
+        "steps": outcome.steps,
+        "best_step": outcome.best_step,
+        "test": {name: evaluation.summary() for name, evaluation in test.items()},
+        "differences": {name: difference_summary(difference) for name, difference in compared.items()},
+        "dev": {str(step): evaluation.summary() for step, evaluation in outcome.dev.items()},
+        "seconds": {name: round(value, 1) for name, value in outcome.seconds.items()},
+    }
+
+
+def difference_summary(difference: Difference) -> dict[str, Any]:
+    """A paired difference as plain values."""
+    return {
+        "estimate": difference.estimate,
+        "ci_low": difference.low,
+        "ci_high": difference.high,
+        "p_value": difference.p_value,
+        "n_tasks": difference.n_tasks,
+        "only_first": difference.only_a,
+        "only_second": difference.only_b,
+    }
+
+
+NAMES = {"base": "as it comes", "warm-up": "after warm-up", "rl": "after RL"}
+
+
+def write_report(run: Any, outcome: Outcome, report: dict[str, Any]) -> None:
+    """report.json for programs, report.md for people, report.png for both."""
+    from practicum.tracking.picture import draw_report
+
+    run.report(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    run.report(".md").write_text(as_text(report), encoding="utf-8")
+    draw_report(
+        run.report(".png"),
+        {NAMES[name]: evaluation.interval for name, evaluation in outcome.test.items()},
+        {step: evaluation.interval for step, evaluation in outcome.dev.items()},
+        outcome.best_step,
+    )
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report as Markdown that also reads well in a terminal."""
+    lines = [
+        f"# {report['model']} on {report['environment']}: {report['steps']} RL steps, seed {report['seed']}",
+        "",
+        "| held-out tasks | success | 95 % interval | n tasks | turns | tokens | endings |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, figures in report["test"].items():
+        endings = ", ".join(f"{ending} {count}" for ending, count in figures["endings"].items())
+        lines.append(
+            f"| {NAMES[name]} | {figures['success']:.1%} | {figures['ci_low']:.1%} to {figures['ci_high']:.1%} "
+            f"| {figures['n_tasks']} | {figures['turns']:.1f} | {figures['tokens']:.0f} | {endings} |"
+        )
+    lines.append("")
+    for name, difference in report["differences"].items():
+        first, second = (NAMES[part] for part in name.split(" - "))
+        lines.append(
+            f"- {first} less {second}: {100 * difference['estimate']:+.1f} points "
+            f"({100 * difference['ci_low']:+.1f} to {100 * difference['ci_high']:+.1f}, "
+            f"p = {difference['p_value']:.2g}, paired over {difference['n_tasks']} tasks: "
+            f"{difference['only_first']} won, {difference['only_second']} lost)"
+        )
+    curve = ", ".join(f"{step}: {figures['success']:.1%}" for step, figures in report["dev"].items())
+    seconds = ", ".join(f"{name} {value:.0f}" for name, value in report["seconds"].items())
+    lines += [
+        f"- dev success by RL step: {curve}; step {report['best_step']} was chosen on dev",
+        f"- seconds: {seconds}",
+        "",
+    ]
+    return "\n".join(lines)
