@@ -125,6 +125,7 @@ def stage_of(config: RunConfig, sampler: Sampler, renderer: Renderer, temperatur
         temperature=temperature,
         seed=config.seed,
         reward_weights=config.simulator.rewards,
+        turn_discount=config.simulator.turn_discount,
         truncated_reward=config.simulator.truncated_reward,
     )
 

@@ -84,6 +84,8 @@ class SimulatorConfig:
     tool_seconds: float = 30.0
     reset_seconds: float = 60.0
     verify_seconds: float = 60.0
+    turn_discount: float = 1.0
+    "What is learned from an attempt is multiplied by this for every turn; below 1 it prefers the shorter of two ways."
     truncated_reward: float = 1.0
     "What is learned from an attempt that a limit cut short is multiplied by this; success as measured stays."
     rewards: Mapping[str, float] = field(default_factory=lambda: {"success": 1.0})
@@ -290,9 +292,9 @@ def checked(config: RunConfig, source: str) -> RunConfig:
             "simulator.temperature must be above 0 in training: log-probs must be those "
             "of the distribution sampled from",
         ),
-        (
-            not 0 <= config.simulator.truncated_reward <= 1,
-            f"simulator.truncated_reward must lie between 0 and 1, found {config.simulator.truncated_reward}",
+        *(
+            (not 0 <= value(name) <= 1, f"{name} must lie between 0 and 1, found {value(name)}")
+            for name in ("simulator.turn_discount", "simulator.truncated_reward")
         ),
         *((value(name) < bound, f"{name} must be at least {bound}, found {value(name)}") for name, bound in least),
         *((value(name) <= 0, f"{name} must be above 0, found {value(name)}") for name in POSITIVE.split()),

@@ -41,6 +41,7 @@ def test_settings_change_a_recipe(tmp_path):
         ("[trainer]\nsteps = 1.5", r"trainer\.steps needs int, found 1\.5"),
         ("[simulator]\ngroup_size = 1", "group_size must be at least 2"),
         ("[simulator]\ntemperature = 0.0", "temperature must be above 0 in training"),
+        ("[simulator]\nturn_discount = 1.01", "turn_discount must lie between 0 and 1, found 1.01"),
         ("[simulator]\ntruncated_reward = 1.5", "truncated_reward must lie between 0 and 1, found 1.5"),
         ("[imitation]\ndemonstrations = 100", "only 72 training tasks can be demonstrated"),
         ("[sampler]\nkind = 'magic'", "sampler.kind 'magic' is unknown; known: local"),

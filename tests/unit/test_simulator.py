@@ -86,6 +86,7 @@ def stage(replies, environment=Counter, agent=None, **limits):
         temperature=1.0,
         seed=0,
         reward_weights={"success": 1.0},
+        turn_discount=1.0,
         truncated_reward=1.0,
     )
 
@@ -221,6 +222,13 @@ def test_what_is_learned_from_a_truncated_attempt_may_be_less_than_what_is_measu
     assert (trajectory.success, trajectory.reward) == (1.0, 0.25)
     whole = replace(stage(["up(2)", "done()"]), truncated_reward=0.25)
     assert asyncio.run(run_episode(whole, TASK, 0)).reward == 1.0
+
+
+def test_of_two_ways_that_succeed_the_shorter_may_be_worth_more():
+    shorter = replace(stage(["up(2)", "done()"]), turn_discount=0.5)
+    longer = replace(stage(["up()", "up()", "done()"]), turn_discount=0.5)
+    played = [asyncio.run(run_episode(way, TASK, 0)) for way in (shorter, longer)]
+    assert [(t.success, t.reward) for t in played] == [(1.0, 0.25), (1.0, 0.125)]
 
 
 def test_an_agent_that_raises_is_scored_and_its_traceback_kept():

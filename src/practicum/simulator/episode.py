@@ -38,6 +38,8 @@ class Stage:
     "Of the run; each episode's stream follows from it, the task and the attempt."
     reward_weights: Mapping[str, float]
     "How the named rewards are summed into the one number learned from."
+    turn_discount: float
+    "Factor on that number for every turn: success in fewer turns is worth more."
     truncated_reward: float
     "Factor on that number where a limit cut the attempt short."
 
@@ -82,7 +84,7 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
             rewards, reward = await verified(environment, task, stage)
         except Failure as failure:
             return ended(Ending.VERIFIER_FAILED, recorder, traced(failure), answer=answer)
-        reward *= stage.truncated_reward if ending.truncated else 1.0
+        reward *= stage.turn_discount ** len(recorder.turns) * (stage.truncated_reward if ending.truncated else 1.0)
         return ended(ending, recorder, error, answer=answer, rewards=rewards, reward=reward)
     finally:
         await closed(environment, stage.limits.reset_seconds)
