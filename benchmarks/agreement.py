@@ -19,7 +19,7 @@ from practicum import build, config
 from practicum.learning.batches import rows_of
 from practicum.learning.forest import micro_batches, trees_of
 from practicum.learning.policy import Policy
-from practicum.learning.trainer import recorded
+from practicum.learning.trainer import column
 from practicum.models.load import load_model
 from practicum.runs.provenance import provenance
 from practicum.simulator.collect import collect
@@ -33,7 +33,7 @@ async def sampled_rows(recipe, model, temperature, tasks, attempts):
     chosen = build.tasks_of(recipe)["train"][:tasks]
     groups = [group async for group in collect(chosen, attempts, partial(run_episode, stage), concurrency=64)]
     await sampler.close()
-    return [row for group in groups for t in group.valid for row in rows_of(t, 1.0, group.id)]
+    return [row for group in groups for t in group.valid for row in rows_of(t, group.id)]
 
 
 def gaps(policy, rows):
@@ -42,7 +42,8 @@ def gaps(policy, rows):
     with torch.no_grad():
         for trees in micro_batches(trees_of(rows), 2048):
             batch = [row for tree in trees for row in tree.rows]
-            found.append(policy.score(trees).logprobs_P - recorded(batch))
+            logprobs_P = policy.score(trees).logprobs_P
+            found.append(logprobs_P - column(batch, "logprobs", logprobs_P))
     return torch.cat(found).double()
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         Turn,
         Weights,
     )
+    from practicum.verbs.checking import check
+    from practicum.verbs.comparing import compare
     from practicum.verbs.evaluating import evaluate
     from practicum.verbs.training import train
 
@@ -51,6 +53,8 @@ __all__ = [
     "Turn",
     "UserError",
     "Weights",
+    "check",
+    "compare",
     "evaluate",
     "tool",
     "train",
@@ -64,6 +68,8 @@ _NAMES_IN = {
     "environments.environment": "Environment",
     "environments.tools": "tool",
     "sampling.sampler": "Sampler",
+    "verbs.checking": "check",
+    "verbs.comparing": "compare",
     "verbs.evaluating": "evaluate",
     "verbs.training": "train",
 }

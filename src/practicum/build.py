@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from practicum.config import RunConfig, as_toml
+from practicum.config import SYSTEM, CriticConfig, RunConfig, TrainerConfig, as_toml, warms_up
 from practicum.environments.environment import Environment
+from practicum.environments.tools import Toolbox
 from practicum.errors import MissingExtra, UserError
-from practicum.sampling.formats import CompactCalls
+from practicum.sampling.formats import CallFormat, CompactCalls
+from practicum.sampling.hermes import HermesCalls, hermes_of
 from practicum.sampling.renderer import ByteTokenizer, ChatML, Renderer
-from practicum.sampling.sampler import Sampler
+from practicum.sampling.sampler import MessageSampler, Sampler
 from practicum.sampling.scripted import ScriptedSampler
 from practicum.simulator.episode import Stage
 from practicum.simulator.recorder import Limits
-from practicum.types import Task, stream_seed
+from practicum.types import Message, Task, stream_seed
 
 if TYPE_CHECKING:
+    from practicum.learning.algorithms import Algorithm
+    from practicum.learning.trainer import Trainer
     from practicum.runs.run import Run
+    from practicum.sampling.local.sampler import LocalSampler
     from practicum.tracking.tracker import Tracker
-    from practicum.training import Parts, Plan
+    from practicum.plan import Plan
+    from practicum.training import Parts
 
 Splits = Mapping[str, Sequence[Task]]
 
@@ -36,6 +44,8 @@ class World:
     open: Callable[[], Environment]
     splits: Callable[[int, int, int, int], Splits]
     "(train, dev, test, seed) -> disjoint task sets."
+    made: Callable[[int, int, Splits], Sequence[Task]] | None = None
+    "(n, seed, splits) -> further training tasks, none of which is in the splits; None for a world that makes none."
 
 
 def world(config: RunConfig) -> World:
@@ -45,11 +55,20 @@ def world(config: RunConfig) -> World:
         from practicum.environments import retail, retail_tasks
 
         check_options(retail.Retail, kind, options)
-        levels = options.get("levels", retail.BUILT_LEVELS)
-        retail.Retail(**options)
+        shop = retail.Retail(**options)
         return World(
             open=lambda: retail.Retail(**options),
-            splits=lambda train, dev, test, seed: retail_tasks.splits(levels, train, dev, test, seed),
+            splits=lambda train, dev, test, seed: retail_tasks.splits(
+                shop.levels, train, dev, test, seed, strict=shop.strict
+            ),
+            made=lambda n, seed, splits: retail_tasks.generate(
+                n,
+                stream_seed("made", seed),
+                retail_tasks.training_users(splits),
+                shop.levels,
+                known=[task for tasks in splits.values() for task in tasks],
+                strict=shop.strict,
+            ),
         )
     if kind == "tiny":
         from practicum.environments import tiny
@@ -70,9 +89,14 @@ def check_options(cls: type, kind: str, options: Mapping[str, Any]) -> None:
 
 
 def tasks_of(config: RunConfig) -> Splits:
-    """The recipe's three splits."""
-    tasks = config.tasks
-    return world(config).splits(tasks.train, tasks.dev, tasks.test, tasks.seed)
+    """The recipe's three splits; its fresh tasks, where it asks for some, in place of the first one."""
+    tasks, place = config.tasks, world(config)
+    splits = place.splits(tasks.train, tasks.dev, tasks.test, tasks.seed)
+    if not tasks.made:
+        return splits
+    if place.made is None:
+        raise UserError(f"tasks.made: the {config.environment.kind} environment makes no tasks; leave it out")
+    return {**splits, "train": place.made(tasks.made, tasks.seed, splits)}
 
 
 def tasks_in(config: RunConfig, path: Path) -> tuple[RunConfig, Any]:
@@ -83,12 +107,13 @@ def tasks_in(config: RunConfig, path: Path) -> tuple[RunConfig, Any]:
     """
     if config.environment.kind != "retail":
         raise UserError(f"the {config.environment.kind} environment reads no files of tasks; leave --tasks out")
-    from practicum.environments import retail, retail_tasks
+    from practicum.environments import retail, retail_rows
 
-    rows = retail_tasks.sort_rows(retail_tasks.read_rows(path), retail.BUILT_LEVELS)
+    world(config)  # a mistake in the recipe is told before the file is read
     options = dict(config.environment.options)
-    levels = {*options.get("levels", retail.BUILT_LEVELS), *(task.data["level"] for task in rows.tasks)}
-    options["levels"] = sorted(levels)
+    shop = retail.Retail(**options)
+    rows = retail_rows.sort_rows(retail_rows.read_rows(path), strict=shop.strict)
+    options["levels"] = sorted({*shop.levels, *retail_rows.levels_needed(rows.tasks)})
     return replace(config, environment=replace(config.environment, options=options)), rows
 
 
@@ -99,11 +124,32 @@ def renderer_of(config: RunConfig, scripted: bool) -> Renderer:
         from practicum.models.load import load_tokenizer
 
         tokenizer = load_tokenizer(config.model.name)
-    return ChatML(tokenizer or ByteTokenizer(), CompactCalls())
+    return ChatML(tokenizer or ByteTokenizer(), calls_of(config, tokenizer.chat_template if tokenizer else ""))
 
 
-def stage_of(config: RunConfig, sampler: Sampler, renderer: Renderer, temperature: float) -> Stage:
-    """What all episodes have in common."""
+def calls_of(config: RunConfig, template: str) -> CallFormat:
+    """How calls are written: as the recipe says, else in the Hermes form where a model's template has tools in it."""
+    form = config.agent.format
+    if form == "auto":
+        form = "hermes" if "<tool_call>" in template and "<tools>" in template else "compact"
+    return CompactCalls() if form == "compact" else hermes_of(template)
+
+
+def system_of(config: RunConfig, calls: CallFormat) -> str:
+    """What an agent is told first: as the recipe says, else what suits the format."""
+    if config.agent.system != "auto":
+        return config.agent.system
+    return SYSTEM["compact" if isinstance(calls, CompactCalls) else "other"]
+
+
+def stage_of(
+    config: RunConfig,
+    sampler: Sampler | MessageSampler,
+    renderer: Renderer,
+    temperature: float,
+    examples: Sequence[Message] = (),
+) -> Stage:
+    """What all episodes have in common; `examples` come before each request."""
     from practicum.agents.tool_loop import ToolLoop
 
     simulator = config.simulator
@@ -118,7 +164,7 @@ def stage_of(config: RunConfig, sampler: Sampler, renderer: Renderer, temperatur
     )
     return Stage(
         open_environment=world(config).open,
-        agent=ToolLoop(config.agent.system),
+        agent=ToolLoop(system_of(config, renderer.calls), tuple(examples)),
         sampler=sampler,
         renderer=renderer,
         limits=limits,
@@ -135,7 +181,7 @@ def scripted_stage(config: RunConfig) -> Stage:
     return stage_of(config, ScriptedSampler([]), renderer_of(config, scripted=True), 1.0)
 
 
-def local_sampler(config: RunConfig, model: Any) -> Sampler:
+def local_sampler(config: RunConfig, model: Any) -> LocalSampler:
     """The torch sampler over a copy of `model`."""
     from practicum.sampling.local.sampler import LocalSampler
 
@@ -154,16 +200,65 @@ def torch_needed() -> Iterator[None]:
         raise
 
 
-def model_stage(config: RunConfig, name: str) -> Stage:
-    """A stage in which a model speaks: a known name, a model folder, or a run folder (its best checkpoint)."""
+def model_stage(config: RunConfig, name: str, examples: Sequence[Message] = ()) -> Stage:
+    """A stage in which a model speaks: a known name, a folder, a run folder (its best checkpoint), or an endpoint's.
+
+    The examples come on top of the recipe's context. Raises UserError where the model has not so much.
+    """
+    if config.sampler.kind == "api":
+        return endpoint_stage(config, name, config.evaluation.temperature, examples)
     with torch_needed():
         from practicum.models.load import load_model
 
         name = trained_model(name)
         named = replace(config, model=replace(config.model, name=name))
-        model, renderer = load_model(name), renderer_of(named, scripted=False)
+        model, renderer = load_model(name, "auto"), renderer_of(named, scripted=False)
         check_vocabulary(name, renderer, model)
-        return stage_of(named, local_sampler(named, model), renderer, config.evaluation.temperature)
+        if examples:
+            tools = Toolbox(world(config).open()).specs
+            shown = len(renderer.opening(examples, tools)) - len(renderer.opening((), tools))
+            wanted, most = (
+                config.simulator.context_tokens + shown,
+                model.config.get_text_config().max_position_embeddings,
+            )
+            if wanted > most:
+                raise UserError(
+                    f"the examples take {shown} tokens, which with simulator.context_tokens = "
+                    f"{config.simulator.context_tokens} is more than the {most} that {name} can read; show fewer"
+                )
+            named = replace(named, simulator=replace(config.simulator, context_tokens=wanted))
+        return stage_of(named, local_sampler(named, model), renderer, config.evaluation.temperature, examples)
+
+
+def endpoint_stage(config: RunConfig, model: str, temperature: float, examples: Sequence[Message] = ()) -> Stage:
+    """A stage in which an endpoint's model speaks. Raises UserError for a key that the environment does not hold."""
+    from practicum.sampling.api import ApiSampler
+
+    asked = config.sampler
+    key = os.environ.get(asked.key_env, "") if asked.key_env else ""
+    if asked.key_env and not key:
+        raise UserError(
+            f"the environment variable {asked.key_env}, which sampler.key_env names, is not set; put the endpoint's "
+            "key there, or leave sampler.key_env out for an endpoint that needs none"
+        )
+    calls = None if config.agent.format == "auto" else calls_of(config, "")
+    sampler = ApiSampler(
+        asked.url, model, key, calls=calls, request_seconds=asked.request_seconds, retry_seconds=asked.retry_seconds
+    )
+    return stage_of(config, sampler, ChatML(ByteTokenizer(), calls or HermesCalls()), temperature, examples)
+
+
+def demonstrator_of(config: RunConfig, stage: Stage) -> Any:
+    """Who shows how tasks are done: tasks -> trajectories in the tokens of `stage`."""
+    from functools import partial
+
+    from practicum.simulator.demonstrate import shown_by_expert, shown_by_model
+
+    imitation, simulator = config.imitation, config.simulator
+    if imitation.demonstrator == "expert":
+        return partial(shown_by_expert, stage)
+    ask = partial(endpoint_stage, config, imitation.model, simulator.temperature)
+    return partial(shown_by_model, stage, ask, imitation.attempts, simulator.concurrency)
 
 
 def check_vocabulary(name: str, renderer: Renderer, model: Any) -> None:
@@ -210,17 +305,22 @@ def check_rewards(config: RunConfig, task: Task) -> None:
 
 def plan_of(config: RunConfig) -> Plan:
     """The numbers of the loop."""
-    from practicum.training import Plan
+    from practicum.plan import Plan
 
     trainer, evaluation = config.trainer, config.evaluation
     return Plan(
         steps=trainer.steps,
         minutes=trainer.minutes,
+        budget=trainer.budget,
+        learns_from=trainer.learns_from,
+        rows_per_update=config.imitation.rows_per_update,
         tasks_per_step=trainer.tasks_per_step,
         replace_silent_groups=trainer.replace_silent_groups,
         group_size=config.simulator.group_size,
         concurrency=config.simulator.concurrency,
+        lockstep=config.simulator.lockstep,
         demonstrations=config.imitation.demonstrations,
+        warms_up=warms_up(config),
         dev_steps=evaluation.dev_steps,
         dev_attempts=evaluation.dev_attempts,
         test_attempts=evaluation.test_attempts,
@@ -231,10 +331,22 @@ def plan_of(config: RunConfig) -> Plan:
 
 
 @contextmanager
-def begun(folder: Path, config_toml: str) -> Iterator[Run]:
-    """A new run folder; when building fails before there is anything to store, it is taken back."""
+def begun(folder: Path, config_toml: str, resume: bool) -> Iterator[Run]:
+    """A new run folder; when building fails before there is anything to store, it is taken back.
+
+    With `resume` one that is there already. Raises UserError, with the difference, where it is of another recipe.
+    """
     from practicum.runs.run import Run
 
+    if resume:
+        with Run.open(folder, writing=True) as run:
+            if changed := changes(run.config.read_text(encoding="utf-8"), config_toml):
+                raise UserError(
+                    f"{folder} is a run of another recipe, and can only be resumed with its own; "
+                    f"in the run (-) and in the recipe now (+):\n{changed}"
+                )
+            yield run
+        return
     with Run.create(folder, config_toml) as run:
         try:
             yield run
@@ -243,8 +355,14 @@ def begun(folder: Path, config_toml: str) -> Iterator[Run]:
                 run.discard()
 
 
+def changes(before: str, now: str) -> str:
+    """Lines that differ between two recipes, with the headings of their sections; empty where none does."""
+    lines = list(difflib.unified_diff(before.splitlines(), now.splitlines(), n=100, lineterm=""))[3:]
+    return "\n".join(line for line in lines if line[:1] in "+-" or line.startswith(" [")) if lines else ""
+
+
 @contextmanager
-def parts_of(config: RunConfig, folder: Path) -> Iterator[Parts]:
+def parts_of(config: RunConfig, folder: Path, resume: bool = False) -> Iterator[Parts]:
     """Everything a training run needs, closed again at the end. Raises UserError before work begins."""
     with torch_needed():
         from practicum.models.load import load_model
@@ -252,68 +370,133 @@ def parts_of(config: RunConfig, folder: Path) -> Iterator[Parts]:
     if importlib.util.find_spec("matplotlib") is None:  # it draws the report: too late to hear of it then
         raise MissingExtra("matplotlib", "train")
     from practicum.curriculum.curriculum import Curriculum
-    from practicum.learning.algorithms import algorithm
     from practicum.runs.database import Database
     from practicum.tracking.console import Console
     from practicum.tracking.jsonl import JsonLines
 
-    chosen = algorithm(config.trainer.algorithm, config.trainer.clip)
+    if config.sampler.kind != "local":
+        raise UserError(
+            "sampler.kind is 'api': which tokens an endpoint samples is not known, so that its model can be measured "
+            "(practicum evaluate) and copied from (imitation.demonstrator = 'api'), but not trained; train with 'local'"
+        )
+    chosen = algorithm_of(config)
     splits = tasks_of(config)
     check_rewards(config, splits["train"][0])
     with ExitStack() as opened:
         console = opened.enter_context(Console())
-        run = opened.enter_context(begun(folder, as_toml(config)))
+        run = opened.enter_context(begun(folder, as_toml(config), resume))
         with console.phase(f"loading {config.model.name}"):
             model = load_model(config.model.name)
             renderer = renderer_of(config, scripted=False)
             check_vocabulary(config.model.name, renderer, model)
+            adapt(config, model)
             trainer = trainer_of(config, model, chosen)
             sampler = local_sampler(config, model)
+            as_it_comes = trainer.policy.copied() if config.lora.rank else None  # beside a frozen base: small
         database = opened.enter_context(Database(run.database))
         console.say(f"run folder: {folder}")
-        console.say(f"trainer: float32 weights, {'bfloat16 autocast' if trainer.policy.autocast else 'float32'}")
+        console.say(f"trainer: float32 weights, {'bfloat16 autocast' if trainer.policy.trunk.autocast else 'float32'}")
         lines = JsonLines(run.metrics)
         opened.callback(lines.close)
         trackers: list[Tracker] = [console, lines]
+        stage = stage_of(config, sampler, renderer, config.simulator.temperature)
         yield Parts(
             run=run,
             database=database,
             trackers=trackers,
             console=console,
-            stage=stage_of(config, sampler, renderer, config.simulator.temperature),
+            stage=stage,
+            demonstrate=demonstrator_of(config, stage),
             sampler=sampler,
             trainer=trainer,
             curriculum=Curriculum(splits["train"], config.seed),
             splits=splits,
             warm_up=warm_up_of(config, trainer.policy),
-            base_weights=lambda: trainer.numbered(load_model(config.model.name)),
-            stored_weights=lambda path: trainer.numbered(load_model(path / "model")),
+            base_weights=lambda: trainer.numbered(as_it_comes or learned_by(load_model(config.model.name))),
+            stored_weights=lambda path: trainer.numbered(learned_by(load_model(path / "model"))),
+            passes=lambda: trainer.passes + sampler.counts["prefilled"] + sampler.counts["decoded"],
         )
 
 
-def trainer_of(config: RunConfig, model: Any, chosen: Any) -> Any:
-    """Actor and optimizer; 'auto' precision is measured on this machine."""
+def adapt(config: RunConfig, model: Any) -> None:
+    """Freeze the model under a new adapter where the recipe asks for one."""
+    from practicum.models.adapter import add_adapter, has_adapter
+
+    if not config.lora.rank:
+        return
+    if has_adapter(model):
+        raise UserError(
+            f"{config.model.name} is an adapter already, and is trained on as it is; leave [lora] out, or name its base"
+        )
+    add_adapter(model, config.model.name, config.lora.rank, config.lora.alpha, stream_seed(config.seed, "lora"))
+
+
+def learned_by(model: Any) -> dict[str, Any]:
+    """The parameters of a model that learn, by name: all, or its adapter's."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """The recipe's algorithm. Raises UserError for settings that it would not read."""
+    from practicum.learning.algorithms import Knobs, algorithm
+
+    trainer = config.trainer
+    chosen = algorithm(trainer.algorithm, Knobs(trainer.clip, trainer.gamma, trainer.gae_lambda))
+    default, names = TrainerConfig(), {"clip": "clip", "gamma": "gamma", "lam": "gae_lambda"}
+    ignored = [
+        f"trainer.{key}"
+        for knob, key in names.items()
+        if knob not in chosen.knobs and getattr(trainer, key) != getattr(default, key)
+    ]
+    if config.critic != CriticConfig() and not chosen.needs_critic:
+        ignored.append("[critic]")
+    if not trainer.kl:
+        of_leash = ("kl_in", "reference")
+        ignored += [f"trainer.{key}" for key in of_leash if getattr(trainer, key) != getattr(default, key)]
+    if ignored:
+        raise UserError(
+            f"{', '.join(ignored)} would have no effect: trainer.algorithm is {chosen.name!r} and trainer.kl "
+            f"{trainer.kl:g}; leave it out, or choose what uses it"
+        )
+    return chosen
+
+
+def trainer_of(config: RunConfig, model: Any, chosen: Algorithm) -> Trainer:
+    """Actor, critic, reference and their optimizers; 'auto' precision is measured on this machine."""
+    from practicum.learning.critic import Critic
     from practicum.learning.policy import Policy, faster_with_autocast
-    from practicum.learning.trainer import Trainer
+    from practicum.learning.trainer import CriticSettings, Leash, Trainer
     from practicum.models.load import load_tokenizer
 
-    precision = config.trainer.precision
-    autocast = faster_with_autocast(model) if precision == "auto" else precision == "autocast"
-    return Trainer(
+    trainer, critic = config.trainer, config.critic
+    autocast = faster_with_autocast(model) if trainer.precision == "auto" else trainer.precision == "autocast"
+    built = Trainer(
         Policy(model, autocast),
         chosen,
-        update_settings(config, config.trainer.learning_rate, config.trainer.warmup_updates),
-        epochs=config.trainer.epochs,
-        minibatches=config.trainer.minibatches,
-        shuffled_rewards=config.trainer.shuffled_rewards,
+        update_settings(config, trainer.learning_rate, trainer.warmup_updates),
+        epochs=trainer.epochs,
+        minibatches=trainer.minibatches,
+        shuffled_rewards=trainer.shuffled_rewards,
         seed=stream_seed(config.seed, "trainer"),
         tokenizer=load_tokenizer(config.model.name),
+        leash=Leash(trainer.kl, in_reward=trainer.kl_in == "reward"),
+        critic=CriticSettings(
+            Critic(model, autocast),
+            update_settings(config, critic.learning_rate, critic.warmup_updates),
+            critic.clip,
+            critic.warmup_steps,
+        )
+        if chosen.needs_critic
+        else None,
     )
+    if trainer.reference == "base":
+        built.refer()
+    return built
 
 
 def update_settings(config: RunConfig, learning_rate: float, warmup_updates: int) -> Any:
     """How gradients become steps, for warm-up or reinforcement."""
-    from practicum.learning.trainer import UpdateSettings
+    from practicum.learning.updater import UpdateSettings
 
     trainer = config.trainer
     return UpdateSettings(

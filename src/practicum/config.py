@@ -43,8 +43,18 @@ class TasksConfig:
     "Tasks by which a checkpoint is chosen."
     test: int = 160
     "Tasks read once, at the end."
+    made: int = 0
+    "So many fresh training tasks, made by the world, are practised in place of those of `train`; 0 means none."
     seed: int = 0
     "Of the split itself; another seed gives another split."
+
+
+SYSTEM = {
+    "compact": "You serve the customers of a shop. Do what the customer asks, then end. Reply with one call only:",
+    "other": "You serve the customers of a shop. Do what the customer asks by calling tools. "
+    "When all is done, end with a short message without a call.",
+}
+"The default of agent.system: for the compact format, and for those in which words without a call end an episode."
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,10 @@ class AgentConfig:
     """The loop around the model."""
 
     kind: str = "tool_loop"
-    system: str = "You serve the customers of a shop. Do what the customer asks, then end. Reply with one call only:"
-    "What the model is told before its tools."
+    system: str = "auto"
+    "What the model is told before its tools; 'auto' is what suits the format, in SYSTEM."
+    format: str = "auto"
+    "How calls are written: 'compact', 'hermes', or 'auto' by the model's template; at an endpoint 'auto' is its own."
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,14 @@ class SamplerConfig:
     "bfloat16 where the processor has it, else float32; or one of the two by name."
     slots: int = 64
     "Contexts whose keys and values are kept at once."
+    url: str = ""
+    "Of the endpoint: sampler.kind 'api', imitation.demonstrator 'api'."
+    key_env: str = ""
+    "Name of the environment variable that holds the endpoint's key; empty for an endpoint without one."
+    request_seconds: float = 120.0
+    "Deadline of one request to the endpoint."
+    retry_seconds: float = 120.0
+    "How long a request that failed for a moment (refused, 429, 500) is tried again."
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,8 @@ class SimulatorConfig:
     tool_seconds: float = 30.0
     reset_seconds: float = 60.0
     verify_seconds: float = 60.0
+    lockstep: bool = False
+    "Episodes sample in rounds, each when the slowest has asked: a step collected again then gives the same tokens."
     turn_discount: float = 1.0
     "What is learned from an attempt is multiplied by this for every turn; below 1 it prefers the shorter of two ways."
     truncated_reward: float = 1.0
@@ -94,14 +116,20 @@ class SimulatorConfig:
 
 @dataclass(frozen=True)
 class ImitationConfig:
-    """Warm-up on demonstrations by the environment's expert."""
+    """Warm-up on demonstrations, by the environment's expert or by another model."""
 
     demonstrations: int = 32
     "How many training tasks are demonstrated; 0 leaves the warm-up out."
+    demonstrator: str = "expert"
+    "'expert', or 'api': what the endpoint's model did where it succeeded."
+    model: str = ""
+    "The endpoint's model."
+    attempts: int = 4
+    "How often it may try a task; a task at which it never succeeds is not demonstrated."
     learning_rate: float = 3e-5
     rows_per_update: int = 8
     epochs: int = 8
-    "At most; it stops earlier when the dev demonstrations' loss no longer falls."
+    "At most; it stops earlier when the dev demonstrations' loss no longer falls. 0 leaves the warm-up out."
     plateau: float = 0.02
     "An epoch that lowers the dev loss by less than this share is the last."
     warmup_updates: int = 4
@@ -112,9 +140,14 @@ class TrainerConfig:
     """Online reinforcement learning from the verifier."""
 
     algorithm: str = "loop"
+    learns_from: str = "reward"
+    "'reward', or 'demonstrations': a control whose steps imitate the demonstrations further."
     steps: int = 10
+    "0 means none: what the warm-up taught is tested."
     minutes: float = 0.0
     "No new step begins after this many minutes of reinforcement learning; 0 means no bound."
+    budget: float = 0.0
+    "No new step begins after so many forward-token passes; steps of imitation share it equally. 0 means no bound."
     tasks_per_step: int = 8
     replace_silent_groups: int = 0
     "At most so many further tasks are drawn in a step to replace groups without signal."
@@ -124,7 +157,17 @@ class TrainerConfig:
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     clip: float = 0.1
-    "Token ratios are clipped to [1 / (1 + clip), 1 + clip]."
+    "How far a token's probability may move, as a ratio: [1 / (1 + clip), 1 + clip] in loop, 1 -+ clip in grpo and ppo."
+    gamma: float = 1.0
+    "Discount per sampled token (reinforce, ppo)."
+    gae_lambda: float = 1.0
+    "Of GAE (ppo): 1 trusts the outcome, 0 the critic."
+    kl: float = 0.0
+    "How strongly the policy is held near its reference; 0 needs no reference."
+    kl_in: str = "loss"
+    "Where: k3 on the 'loss' (as GRPO does), or k1 off the 'reward' of each token (as PPO and RLOO do)."
+    reference: str = "start"
+    "The policy at the 'start' of reinforcement learning, or the 'base' model as it comes."
     epochs: int = 1
     "Passes over a step's rows."
     minibatches: int = 1
@@ -135,6 +178,28 @@ class TrainerConfig:
     shuffled_rewards: bool = False
     "A control: rewards are dealt out at random among the attempts of a step; nothing can be learned."
     checkpoint_every: int = 5
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic of `ppo`: a copy of the actor with one number as its head; under LoRA an adapter of its own."""
+
+    learning_rate: float = 1e-4
+    warmup_updates: int = 5
+    warmup_steps: int = 0
+    "So many first RL steps train the critic alone."
+    clip: float = 0.5
+    "How far a value may move in one step."
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters instead of training in full."""
+
+    rank: int = 0
+    "0 trains every parameter."
+    alpha: float = 32.0
+    "The adapter's output is scaled by alpha / rank."
 
 
 @dataclass(frozen=True)
@@ -164,6 +229,8 @@ class RunConfig:
     simulator: SimulatorConfig = SimulatorConfig()
     imitation: ImitationConfig = ImitationConfig()
     trainer: TrainerConfig = TrainerConfig()
+    critic: CriticConfig = CriticConfig()
+    lora: LoraConfig = LoraConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
 
@@ -249,23 +316,31 @@ def typed(value: Any, hint: Any, where: str) -> Any:
 
 LEAST = {
     "tasks.train tasks.dev tasks.test sampler.slots simulator.concurrency simulator.turns simulator.tokens_per_turn "
-    "simulator.context_tokens imitation.rows_per_update imitation.epochs trainer.tasks_per_step trainer.epochs "
-    "trainer.minibatches trainer.tokens_per_microbatch trainer.checkpoint_every evaluation.dev_attempts "
+    "simulator.context_tokens imitation.attempts imitation.rows_per_update trainer.tasks_per_step "
+    "trainer.epochs trainer.minibatches trainer.tokens_per_microbatch trainer.checkpoint_every evaluation.dev_attempts "
     "evaluation.test_attempts": 1,
-    "imitation.demonstrations imitation.plateau imitation.warmup_updates trainer.steps trainer.minutes "
-    "trainer.replace_silent_groups trainer.warmup_updates trainer.weight_decay evaluation.temperature": 0,
+    "tasks.made imitation.demonstrations imitation.epochs imitation.plateau imitation.warmup_updates trainer.steps "
+    "trainer.minutes trainer.budget trainer.replace_silent_groups trainer.warmup_updates trainer.weight_decay "
+    "trainer.kl trainer.gamma trainer.gae_lambda critic.warmup_updates critic.warmup_steps lora.rank evaluation.temperature": 0,
 }
 "The least value of a number that makes sense, by the names of those that share it."
 POSITIVE = (
     "simulator.episode_seconds simulator.tool_seconds simulator.reset_seconds simulator.verify_seconds "
-    "imitation.learning_rate trainer.learning_rate trainer.max_grad_norm trainer.clip"
+    "sampler.request_seconds sampler.retry_seconds imitation.learning_rate trainer.learning_rate trainer.max_grad_norm "
+    "trainer.clip critic.learning_rate critic.clip "
+    "lora.alpha"
 )
 "Numbers that must be above 0."
 CHOICES = {
     "agent.kind": ("tool_loop",),
-    "sampler.kind": ("local",),
+    "agent.format": ("auto", "compact", "hermes"),
+    "sampler.kind": ("local", "api"),
+    "imitation.demonstrator": ("expert", "api"),
     "sampler.dtype": ("auto", "bfloat16", "float32"),
+    "trainer.learns_from": ("reward", "demonstrations"),
     "trainer.precision": ("auto", "autocast", "float32"),
+    "trainer.kl_in": ("loss", "reward"),
+    "trainer.reference": ("start", "base"),
 }
 
 
@@ -298,17 +373,57 @@ def checked(config: RunConfig, source: str) -> RunConfig:
         ),
         *((value(name) < bound, f"{name} must be at least {bound}, found {value(name)}") for name, bound in least),
         *((value(name) <= 0, f"{name} must be above 0, found {value(name)}") for name in POSITIVE.split()),
+        *(
+            (value(name) > 1, f"{name} must be at most 1, found {value(name)}")
+            for name in ("trainer.gamma", "trainer.gae_lambda")
+        ),
+        *endpoint_mistakes(config),
         (any(step < 0 for step in config.evaluation.dev_steps), "evaluation.dev_steps are RL steps, from 0 upwards"),
         (
-            config.imitation.demonstrations > config.tasks.train,
+            config.imitation.demonstrations > (practised := config.tasks.made or config.tasks.train),
             f"imitation.demonstrations is "
-            f"{config.imitation.demonstrations}, but only {config.tasks.train} training tasks can be demonstrated",
+            f"{config.imitation.demonstrations}, but only {practised} training tasks can be demonstrated",
+        ),
+        (
+            config.trainer.learns_from == "demonstrations" and not config.imitation.demonstrations,
+            "trainer.learns_from is 'demonstrations', but imitation.demonstrations is 0: there are none to learn from",
+        ),
+        (
+            not (config.trainer.steps or config.evaluation.base or warms_up(config)),
+            "trainer.steps is 0, there is no warm-up and evaluation.base is false: nothing would be measured",
         ),
     ]
     for is_wrong, reason in wrong:
         if is_wrong:
             raise UserError(f"{source}: {reason}")
     return config
+
+
+def warms_up(config: RunConfig) -> bool:
+    """True where a run begins with imitation."""
+    return bool(config.imitation.demonstrations and config.imitation.epochs)
+
+
+def endpoint_mistakes(config: RunConfig) -> list[tuple[bool, str]]:
+    """What is wrong between the settings of an endpoint and those who use it."""
+    sampler, imitation, local = config.sampler, config.imitation, SamplerConfig()
+    shown = imitation.demonstrations > 0 and imitation.demonstrator == "api"
+    by_whom = "sampler.kind" if sampler.kind == "api" else "imitation.demonstrator"
+    idle = [key for key in ("dtype", "slots") if getattr(sampler, key) != getattr(local, key)]
+    return [
+        (
+            not sampler.url and (sampler.kind == "api" or shown),
+            f"{by_whom} is 'api', which needs sampler.url, such as http://127.0.0.1:8000/v1",
+        ),
+        (
+            shown and not imitation.model,
+            "imitation.demonstrator is 'api', which needs imitation.model, the name that the endpoint knows it by",
+        ),
+        (
+            sampler.kind == "api" and bool(idle),
+            f"sampler.{' and sampler.'.join(idle)} would have no effect: the endpoint decides, sampler.kind is 'api'",
+        ),
+    ]
 
 
 def as_table(config: RunConfig) -> dict[str, Any]:

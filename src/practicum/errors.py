@@ -32,6 +32,10 @@ class EpisodeOver(PracticumError):
     """A limit was reached: no further model call of this episode is answered. Whoever runs it knows which."""
 
 
+class EndpointError(PracticumError):
+    """A server gave no answer that can be used; the text, which server and what it said, is all there is to know."""
+
+
 class Failure(PracticumError):
     """Something outside the policy failed; `whose` names the boundary that was crossed."""
 
@@ -58,5 +62,7 @@ def boundary(whose: str, *meant: type[Exception]) -> Iterator[None]:
 
 
 def traced(error: BaseException) -> str:
-    """A traceback word for word."""
+    """A traceback word for word; of a server's failure only what is said of it, since its traceback is our own."""
+    if isinstance(error, Failure) and isinstance(error.__cause__, EndpointError):
+        return str(error.__cause__)
     return "".join(traceback.format_exception(error))

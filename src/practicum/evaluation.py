@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from practicum.errors import PracticumError
+from practicum.runs.database import Database
 from practicum.simulator.collect import Episode, collect
+from practicum.simulator.episode import Stage, run_episode
 from practicum.statistics.intervals import Interval, success_interval
+from practicum.tracking.console import Console
 from practicum.types import Ending, Group, Task
 
 
@@ -34,6 +39,16 @@ class Evaluation:
     "Wall time of the whole evaluation."
     groups: tuple[Group, ...] = field(repr=False, default=())
 
+    def metrics(self) -> dict[str, float]:
+        """The figures as numbers by name, as a step logs them."""
+        endings = {f"endings/{name}": float(count) for name, count in self.endings.items()}
+        return {
+            "success": self.interval.estimate,
+            "reward": self.reward,
+            "turns": self.turns,
+            "tokens": self.tokens,
+        } | endings
+
     def summary(self) -> dict[str, object]:
         """The figures as plain values for JSON."""
         return {
@@ -55,18 +70,61 @@ async def evaluate(
     episode: Episode,
     *,
     concurrency: int,
+    lockstep: bool = False,
     finished: Callable[[Group], None] = lambda group: None,
+    kept: Sequence[Group] = (),
 ) -> Evaluation:
     """Play every task `attempts` times and score what was done. Raises PracticumError when no attempt is valid.
 
-    Discarded attempts (see Ending) are in no statistic, but counted in `endings`.
+    Discarded attempts (see Ending) are in no statistic, but counted in `endings`. `kept` are groups played before
+    by the same policy; they count as if they had been played now.
     """
     began = time.monotonic()
-    groups: list[Group] = []
-    async for group in collect(tasks, attempts, episode, concurrency=concurrency):
+    groups = list(kept)
+    async for group in collect(tasks, attempts, episode, concurrency=concurrency, lockstep=lockstep):
         groups.append(group)
         finished(group)
     return evaluated(groups, time.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the trajectories of an evaluation are stored: Place(database, "test/rl", step=20)."""
+
+    database: Database
+    phase: str
+    step: int
+
+
+async def resumed(
+    stage: Stage,
+    tasks: Sequence[Task],
+    attempts: int,
+    place: Place,
+    load: Callable[[], Awaitable[None]],
+    console: Console,
+    *,
+    concurrency: int,
+    lockstep: bool,
+) -> Evaluation:
+    """`evaluate` what `load` gives the sampler, under a progress bar, storing each task when it is finished.
+
+    Tasks stored before are not played again.
+    """
+    kept = [g for g in place.database.groups(place.phase, place.step) if len(g.trajectories) == attempts]
+    played = {group.task_id for group in kept}
+    left = [task for task in tasks if task.id not in played]
+    if left:
+        await load()
+    with console.phase(place.phase, len(tasks), len(kept)) as bar:
+
+        def finished(group: Group) -> None:
+            place.database.add_groups(place.phase, place.step, [group])
+            bar.advance()
+
+        episode = partial(run_episode, stage)
+        rest: dict[str, Any] = {"concurrency": concurrency, "lockstep": lockstep, "finished": finished, "kept": kept}
+        return await evaluate(left, attempts, episode, **rest)
 
 
 def evaluated(groups: Sequence[Group], seconds: float) -> Evaluation:
@@ -90,7 +148,7 @@ def evaluated(groups: Sequence[Group], seconds: float) -> Evaluation:
         endings={ending.value: endings[ending.value] for ending in Ending if endings[ending.value]},
         reward=sum(t.reward for t in valid) / len(valid),
         turns=sum(len(t.turns) for t in valid) / len(valid),
-        tokens=sum(len(turn.completion.tokens) for t in valid for turn in t.turns) / len(valid),
+        tokens=sum(turn.completion.size for t in valid for turn in t.turns) / len(valid),
         seconds=seconds,
         groups=tuple(groups),
     )

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from practicum.curriculum.curriculum import Curriculum
-from practicum.errors import PracticumError
-from practicum.evaluation import Evaluation, evaluate, evaluated
+from practicum.evaluation import Evaluation, Place, evaluated, resumed
 from practicum.learning.advantages import has_signal
-from practicum.learning.trainer import Trainer, rewards_of
+from practicum.learning.trainer import STATE, Trainer, rewards_of
+from practicum.plan import Plan
 from practicum.runs import checkpoint
 from practicum.runs.database import Database
 from practicum.runs.run import Run
 from practicum.sampling.sampler import Sampler
 from practicum.simulator.collect import collect
-from practicum.simulator.demonstrate import demonstrate, expert
 from practicum.simulator.episode import Stage, run_episode
 from practicum.tracking.console import Console
 from practicum.tracking.tracker import Tracker
 from practicum.types import Group, Task, Trajectory, Weights
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be done, in numbers."""
-
-    steps: int
-    minutes: float
-    tasks_per_step: int
-    replace_silent_groups: int
-    group_size: int
-    concurrency: int
-    demonstrations: int
-    dev_steps: Sequence[int]
-    dev_attempts: int
-    test_attempts: int
-    evaluation_temperature: float
-    measure_base: bool
-    checkpoint_every: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +38,8 @@ class Parts:
     console: Console
     "Shows what is under way; one of the trackers, too."
     stage: Stage
+    demonstrate: Callable[[Sequence[Task]], Awaitable[list[Trajectory]]]
+    "Tasks to trajectories that show how they are done; of a model as demonstrator without those it cannot do."
     sampler: Sampler
     trainer: Trainer
     curriculum: Curriculum
@@ -65,6 +50,8 @@ class Parts:
     base_weights: Callable[[], Weights]
     stored_weights: Callable[[Path], Weights]
     "Weights of a checkpoint folder."
+    passes: Callable[[], float]
+    "Forward-token passes of this process so far: one for a token read or sampled, three for one trained on."
 
 
 @dataclass(frozen=True)
@@ -72,47 +59,82 @@ class Outcome:
     """What a training run came to."""
 
     test: Mapping[str, Evaluation]
-    "'base', 'warm-up' and 'rl': each measured once, on tasks that nobody learned from or chose by."
+    "'base', 'warm-up' and 'rl' (or 'imitation'): each measured once, on tasks that nobody learned from or chose by."
     dev: Mapping[int, Evaluation]
-    "RL step -> success on dev after it."
+    "Step -> success on dev after it."
     steps: int
-    "RL steps really done."
+    "Steps really done."
     best_step: int
     "The step whose weights were best on dev; the earliest among equals."
     seconds: Mapping[str, float]
     "Wall time by phase."
+    compute: Mapping[str, float]
+    "Forward-token passes by phase: 'warm-up', 'rl' or 'imitation'."
 
 
-async def train(parts: Parts, plan: Plan) -> Outcome:
+async def train(parts: Parts, plan: Plan, resume: bool = False) -> Outcome:
     """Warm up, learn by reinforcement, choose on dev, measure on test once.
 
-    Raises PracticumError when no attempt of a step could be scored. Whatever was collected is in the database.
+    `resume` goes on behind the newest checkpoint. Raises PracticumError when no attempt of a step could be scored.
+    Whatever was collected is in the database.
     """
-    seconds: dict[str, float] = {}
-    with timed(seconds, "warm-up"):
-        await imitate(parts, plan)
-    keep(parts, 0, ())
-    await parts.sampler.load(parts.trainer.publish())
+    newest = checkpoint.newest(parts.run.checkpoints) if resume else None
+    step, seconds = go_on(parts, newest) if newest else await begin(parts, plan)
     dev: dict[int, Evaluation] = {}
-    with timed(seconds, "dev"):
-        await measure_dev(parts, plan, dev, 0)
-    deadline = time.monotonic() + 60 * plan.minutes if plan.minutes else float("inf")
-    step, over = 0, False
-    with parts.console.phase("reinforcement", plan.steps) as phase:
-        while step < plan.steps and not over:
+    for done in range(step + 1):
+        if done == 0 or is_measured(parts, plan, done, seconds if done == step else {}):
+            await measure_dev(parts, plan, dev, done, seconds)
+    learn = one_step if plan.learns_from == "reward" else imitate_further
+    with parts.console.phase("reinforcement" if learn is one_step else "imitation", plan.steps, step) as phase:
+        while step < plan.steps and not is_over(parts, plan, step, seconds):
             step += 1
-            with timed(seconds, "rl"):
-                await one_step(parts, plan, step)
-            over = time.monotonic() >= deadline
-            if step in plan.dev_steps or step == plan.steps or over:
-                with timed(seconds, "dev"):
-                    await measure_dev(parts, plan, dev, step)
+            with timed(seconds, plan.learned_by):
+                await learn(parts, plan, step)
+            if is_measured(parts, plan, step, seconds):
+                await measure_dev(parts, plan, dev, step, seconds)
             if step in dev or step % plan.checkpoint_every == 0:
-                keep(parts, step, {0, best_of(dev)})
+                keep(parts, step, {0, best_of(dev)}, seconds)
             phase.advance()
     with timed(seconds, "test"):
         test = await final_test(parts, plan, best_of(dev))
-    return Outcome(test, dev, step, best_of(dev), seconds)
+    compute = {"warm-up": spent(parts, "warm-up/compute"), plan.learned_by: spent(parts, "compute")}
+    return Outcome(test, dev, step, best_of(dev), seconds, compute)
+
+
+async def begin(parts: Parts, plan: Plan) -> tuple[int, dict[str, float]]:
+    """Warm-up and the checkpoint of step 0; whatever an earlier process left unfinished is forgotten."""
+    seconds: dict[str, float] = {}
+    parts.database.forget_after(-1)
+    with timed(seconds, "warm-up"):
+        await imitate(parts, plan)
+    parts.trainer.refer()
+    keep(parts, 0, (), seconds)
+    return 0, seconds
+
+
+def go_on(parts: Parts, newest: checkpoint.Checkpoint) -> tuple[int, dict[str, float]]:
+    """Everything as it was when a checkpoint was written, later things forgotten; its step and the seconds spent."""
+    parts.trainer.restore(newest.path)
+    parts.curriculum.restore(json.loads((newest.path / "curriculum.json").read_text()))
+    parts.database.forget_after(newest.step)
+    parts.console.say(f"resumed behind step {newest.step}")
+    return newest.step, json.loads((newest.path / "seconds.json").read_text())
+
+
+def is_over(parts: Parts, plan: Plan, step: int, seconds: Mapping[str, float]) -> bool:
+    """True when the minutes or the passes granted to the steps are spent after a step."""
+    late = bool(plan.minutes) and seconds.get(plan.learned_by, 0.0) >= 60 * plan.minutes
+    return late or (bool(plan.budget) and spent(parts, "compute", step) >= plan.budget)
+
+
+def is_measured(parts: Parts, plan: Plan, step: int, seconds: Mapping[str, float]) -> bool:
+    """True where dev is measured after a step: where the plan says so, and after the last."""
+    return step in plan.dev_steps or step == plan.steps or is_over(parts, plan, step, seconds)
+
+
+def spent(parts: Parts, name: str, step: float = math.inf) -> float:
+    """Forward-token passes up to a step, of the warm-up ("warm-up/compute") or of the steps ("compute")."""
+    return sum(value for found, _, value in parts.database.metrics(name) if found <= step)
 
 
 async def imitate(parts: Parts, plan: Plan) -> None:
@@ -121,47 +143,53 @@ async def imitate(parts: Parts, plan: Plan) -> None:
         return
     shown = await demonstrations(parts, parts.splits["train"][: plan.demonstrations])
     watched = await demonstrations(parts, parts.splits["dev"][: max(1, plan.demonstrations // 2)])
+    if not plan.warms_up:
+        return
     with parts.console.phase("warm-up") as phase:
+        before = parts.passes()
         for epoch in parts.warm_up(shown, watched):
-            log(parts, {f"warm-up/{name}": value for name, value in epoch.items()}, int(epoch["epoch"]))
+            found = epoch | {"compute": parts.passes() - before}
+            before = parts.passes()
+            log(parts, {f"warm-up/{name}": value for name, value in found.items()}, int(epoch["epoch"]))
             phase.advance(note=f"epochs, loss {epoch['loss']:.3f}, on dev {epoch['dev_loss']:.3f}")
 
 
 async def demonstrations(parts: Parts, tasks: Sequence[Task]) -> list[Trajectory]:
-    """The expert's trajectories, through the same loop as the model's. Raises PracticumError when one fails."""
-    shown = [await demonstrate(parts.stage, expert, task, 0) for task in tasks]
+    """How tasks are done, through the same loop as a model's attempts. PracticumError where nobody can show it."""
+    shown = await parts.demonstrate(tasks)
     parts.database.add_groups("demonstration", 0, [Group(f"demo:{t.task_id}", t.task_id, (t,)) for t in shown])
-    for trajectory in shown:
-        if trajectory.success < 1.0:
-            raise PracticumError(
-                f"the expert fails {trajectory.task_id} ({trajectory.ending}, rewards {dict(trajectory.rewards)}), "
-                f"so it cannot be imitated there; correct the task or its solve(). {trajectory.error}"
-            )
     return shown
 
 
 async def one_step(parts: Parts, plan: Plan, step: int) -> None:
     """One step of reinforcement learning, strictly on-policy."""
-    began = time.monotonic()
-    groups = await practise(parts, plan, step)
+    began, before = time.monotonic(), parts.passes()
+    await parts.sampler.load(parts.trainer.publish())
+    published = time.monotonic()
+    groups = sorted(await practise(parts, plan, step), key=lambda group: group.task_id)
     collected = time.monotonic()
     metrics = parts.trainer.learn(groups)
     learned = time.monotonic()
-    await parts.sampler.load(parts.trainer.publish())
-    published = time.monotonic()
     parts.curriculum.observe(groups)
-    credit = parts.trainer.advantages
-    advantages = {
-        (t.task_id, t.attempt, turn.index): (credit.get((t.task_id, t.attempt), 0.0),) * len(turn.completion.tokens)
-        for group in groups
-        for t in group.valid
-        for turn in t.turns
+    parts.database.add_groups("train", step, groups, parts.trainer.advantages)
+    metrics |= evaluated(groups, collected - published).metrics() | {
+        "seconds/publish": published - began,
+        "seconds/collect": collected - published,
+        "seconds/learn": learned - collected,
+        "seconds": learned - began,
+        "compute": parts.passes() - before,
     }
-    parts.database.add_groups("train", step, groups, advantages)
-    seconds = {"collect": collected - began, "learn": learned - collected, "publish": published - learned}
-    metrics |= described(evaluated(groups, seconds["collect"]))
-    metrics |= {f"seconds/{name}": value for name, value in seconds.items()} | {"seconds": published - began}
     log(parts, metrics, step)
+
+
+async def imitate_further(parts: Parts, plan: Plan, step: int) -> None:
+    """One step of further imitation on the training demonstrations: an epoch, or an equal share of the budget."""
+    began, before = time.monotonic(), parts.passes()
+    known = {task.id for task in parts.splits["train"]}
+    shown = [t for g in parts.database.groups("demonstration", 0) for t in g if t.task_id in known]
+    share = plan.budget * step / plan.steps - spent(parts, "compute")
+    metrics = parts.trainer.imitate(shown, plan.rows_per_update, share if plan.budget else 0.0)
+    log(parts, metrics | {"seconds": time.monotonic() - began, "compute": parts.passes() - before}, step)
 
 
 async def practise(parts: Parts, plan: Plan, step: int) -> list[Group]:
@@ -171,12 +199,9 @@ async def practise(parts: Parts, plan: Plan, step: int) -> list[Group]:
     while wanted > 0:
         tasks = parts.curriculum.draw(wanted, without=[group.task_id for group in groups])
         episode = partial(run_episode, parts.stage)
-        fresh = [
-            group
-            async for group in collect(
-                tasks, plan.group_size, episode, concurrency=plan.concurrency, first_attempt=step * plan.group_size
-            )
-        ]
+        n, first = plan.group_size, step * plan.group_size
+        rest: dict[str, Any] = {"concurrency": plan.concurrency, "first_attempt": first, "lockstep": plan.lockstep}
+        fresh = [group async for group in collect(tasks, n, episode, **rest)]
         groups += fresh
         silent = sum(not has_signal(rewards_of(group)) for group in fresh)
         wanted = min(silent, spare)
@@ -184,49 +209,44 @@ async def practise(parts: Parts, plan: Plan, step: int) -> list[Group]:
     return groups
 
 
-def described(result: Evaluation) -> dict[str, float]:
-    """Figures of a step's episodes, endings by name."""
-    endings = {f"endings/{name}": float(count) for name, count in result.endings.items()}
-    return {
-        "success": result.interval.estimate,
-        "reward": result.reward,
-        "turns": result.turns,
-        "tokens": result.tokens,
-    } | endings
-
-
-async def measure(parts: Parts, plan: Plan, phase: str, step: int, tasks: Sequence[Task], attempts: int) -> Evaluation:
-    """Success of the sampler's present weights; every trajectory is stored under `phase`."""
-    stage = replace(parts.stage, temperature=plan.evaluation_temperature)
-    with parts.console.phase(phase, len(tasks)) as bar:
-
-        def finished(group: Group) -> None:
-            parts.database.add_groups(phase, step, [group])
-            bar.advance()
-
-        episode = partial(run_episode, stage)
-        result = await evaluate(tasks, attempts, episode, concurrency=plan.concurrency, finished=finished)
-    log(parts, {f"{phase}/{name}": value for name, value in described(result).items()}, step)
+async def measure(
+    parts: Parts, plan: Plan, phase: str, step: int, weights: Callable[[], Weights], attempts: int
+) -> Evaluation:
+    """Success of some weights on the split that the phase is named after; every trajectory is stored under `phase`."""
+    result = await resumed(
+        replace(parts.stage, temperature=plan.evaluation_temperature),
+        parts.splits[phase.split("/")[0]],
+        attempts,
+        Place(parts.database, phase, step),
+        lambda: parts.sampler.load(weights()),
+        parts.console,
+        concurrency=plan.concurrency,
+        lockstep=plan.lockstep,
+    )
+    log(parts, {f"{phase}/{name}": value for name, value in result.metrics().items()}, step)
     return replace(result, groups=())
 
 
-async def measure_dev(parts: Parts, plan: Plan, dev: dict[int, Evaluation], step: int) -> None:
+async def measure_dev(
+    parts: Parts, plan: Plan, dev: dict[int, Evaluation], step: int, seconds: dict[str, float]
+) -> None:
     """Success on dev after a step, into `dev`."""
-    dev[step] = await measure(parts, plan, "dev", step, parts.splits["dev"], plan.dev_attempts)
+    with timed(seconds, "dev"):
+        dev[step] = await measure(parts, plan, "dev", step, parts.trainer.publish, plan.dev_attempts)
 
 
 async def final_test(parts: Parts, plan: Plan, best: int) -> dict[str, Evaluation]:
-    """The three policies on the test tasks, at the same random streams, each once."""
+    """The policies on the test tasks, at the same random streams, each once."""
     folders = {found.step: found.path for found in checkpoint.complete(parts.run.checkpoints)}
     policies = {"base": parts.base_weights} if plan.measure_base else {}
-    if plan.demonstrations:
+    if plan.warms_up:
         policies["warm-up"] = partial(parts.stored_weights, folders[0])
-    policies["rl"] = partial(parts.stored_weights, folders[best])
-    test = {}
-    for name, weights in policies.items():
-        await parts.sampler.load(weights())
-        test[name] = await measure(parts, plan, f"test/{name}", best, parts.splits["test"], plan.test_attempts)
-    return test
+    if plan.steps:
+        policies[plan.learned_by] = partial(parts.stored_weights, folders[best])
+    return {
+        name: await measure(parts, plan, f"test/{name}", best, weights, plan.test_attempts)
+        for name, weights in policies.items()
+    }
 
 
 def log(parts: Parts, metrics: Mapping[str, float], step: int) -> None:
@@ -241,24 +261,22 @@ def best_of(dev: Mapping[int, Evaluation]) -> int:
     return max(sorted(dev), key=lambda step: dev[step].interval.estimate)
 
 
-def keep(parts: Parts, step: int, keep_steps: Collection[int]) -> None:
-    """Checkpoint a step, trainer and curriculum; of the older ones only `keep_steps` stay."""
+def keep(parts: Parts, step: int, keep_steps: Collection[int], seconds: Mapping[str, float]) -> None:
+    """Checkpoint a step; of the older ones only `keep_steps` stay, without what it takes to go on."""
 
     def write(folder: Path) -> None:
         parts.trainer.save(folder)
         (folder / "curriculum.json").write_text(json.dumps(parts.curriculum.state()))
+        (folder / "seconds.json").write_text(json.dumps(seconds))
 
-    checkpoint.save(parts.run.checkpoints, step, write, keep_steps)
+    checkpoint.save(parts.run.checkpoints, step, write, keep_steps, newest_only=STATE)
 
 
-class timed:
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     """Adds the seconds spent inside to a named sum."""
-
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self.seconds, self.name = seconds, name
-
-    def __enter__(self) -> None:
-        self.began = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.monotonic() - self.began
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began

@@ -100,6 +100,13 @@ class Completion:
     versions: tuple[int, ...]
     "Shape (T,): the weight version that sampled each token."
     stop_reason: StopReason
+    counted: int = 0
+    "How many tokens an endpoint says there were, where it does not say which; 0 where `tokens` holds them."
+
+    @property
+    def size(self) -> int:
+        """Sampled tokens, known or only counted."""
+        return len(self.tokens) or self.counted
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.logprobs) == len(self.versions):

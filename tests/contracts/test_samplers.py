@@ -1,17 +1,19 @@
-"""What every Sampler promises. A new one joins by a line in MAKERS."""
+"""What every Sampler promises, and every MessageSampler. A new one joins by a line in MAKERS or MESSAGE_MAKERS."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from practicum.sampling.sampler import Sampler
+from practicum.sampling.formats import CompactCalls
+from practicum.sampling.sampler import MessageSampler, Reply, Sampler
 from practicum.sampling.scripted import ScriptedSampler
-from practicum.types import Completion, SamplingParams, Weights
+from practicum.types import Completion, Message, SamplingParams, Weights
 
 VOCABULARY = 259
 CONTEXT_LENGTH = 128
@@ -183,3 +185,81 @@ async def test_a_script_that_is_over_says_so() -> None:
     assert await sampler.sample((257,), params) == Completion((104, 105, 258), (0.0,) * 3, (0,) * 3, "stop")
     with pytest.raises(UserError, match="has 1 replies and a further one was asked for"):
         await sampler.sample((257,), params)
+
+
+# Samplers that take messages
+
+
+def endpoints_own(url: str) -> MessageSampler:
+    pytest.importorskip("httpx")
+    from practicum.sampling.api import ApiSampler
+
+    return ApiSampler(url, "echo", "")
+
+
+def endpoint_in_words(url: str) -> MessageSampler:
+    pytest.importorskip("httpx")
+    from practicum.sampling.api import ApiSampler
+
+    return ApiSampler(url, "echo", "", calls=CompactCalls())
+
+
+MESSAGE_MAKERS = {"api": endpoints_own, "api in words": endpoint_in_words}
+
+
+@pytest.fixture(params=MESSAGE_MAKERS.values(), ids=MESSAGE_MAKERS.keys())
+def messenger(request: pytest.FixtureRequest, endpoint, said) -> MessageSampler:
+    """A model that says the last message again, later the longer it is, and cannot read more than 100 characters."""
+
+    def echo(body: dict) -> object:
+        text = str(body["messages"][-1]["content"])
+        if len(text) > 100:
+            return 400, {}, "the context length is exceeded"
+        time.sleep(len(text) * 0.002)
+        limit = body["max_tokens"]
+        return said(text[:limit], reason="length" if len(text) > limit else "stop", tokens=min(len(text), limit))
+
+    endpoint.answers = [echo]
+    return request.param(endpoint.url)
+
+
+async def say(sampler: MessageSampler, text: str, max_tokens: int = 100) -> Reply:
+    return await sampler.converse([Message("user", text)], (), SamplingParams(max_tokens=max_tokens))
+
+
+def test_a_sampler_takes_tokens_or_messages_and_never_both(sampler: Sampler, messenger: MessageSampler) -> None:
+    assert isinstance(messenger, MessageSampler) and not hasattr(messenger, "sample")
+    assert not isinstance(sampler, MessageSampler)
+
+
+async def test_many_conversations_at_once_are_answered_each_by_its_own(messenger: MessageSampler) -> None:
+    texts = [str(n) * (1 + n % 7) for n in range(30)]
+    replies = await asyncio.gather(*(say(messenger, text) for text in texts))
+    await messenger.close()
+    assert [reply.message for reply in replies] == [Message("assistant", text) for text in texts]
+    assert [reply.completion for reply in replies] == [Completion((), (), (), "stop", len(text)) for text in texts]
+
+
+async def test_a_reply_has_at_most_max_tokens_and_a_conversation_without_room_has_none(
+    messenger: MessageSampler,
+) -> None:
+    assert (await say(messenger, "abcdef", 3)).completion == Completion((), (), (), "length", 3)
+    assert (await say(messenger, "a" * 101)).completion == Completion((), (), (), "length", 0)
+    await messenger.close()
+
+
+async def test_an_empty_conversation_is_refused_in_words(messenger: MessageSampler) -> None:
+    with pytest.raises(ValueError, match="conversation is empty"):
+        await messenger.converse([], (), SamplingParams())
+
+
+async def test_closing_a_message_sampler_twice_does_no_harm_and_it_says_so(messenger: MessageSampler) -> None:
+    await say(messenger, "hello")
+    await messenger.close()
+    await messenger.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await say(messenger, "hello")
+
+
+def test_event_loops_one_after_another_may_share_a_message_sampler(messenger: MessageSampler) -> None:
+    assert [asyncio.run(say(messenger, text)).message.content for text in ("one", "two")] == ["one", "two"]

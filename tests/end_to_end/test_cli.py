@@ -19,7 +19,8 @@ import pytest
 
 import practicum
 from practicum.cli.main import main
-from practicum.environments.retail_tasks import DATA, read_rows
+from practicum.environments.retail_data import DATA
+from practicum.environments.retail_rows import read_rows
 from practicum.errors import UserError
 from practicum.runs.database import Database
 
@@ -69,7 +70,7 @@ def place(tmp_path, monkeypatch):
         "negative.toml": "[simulator]\nepisode_seconds = -5\n",
         "slots.toml": "[sampler]\nslots = 0\n",
         "endless.toml": "[trainer]\nlearning_rate = inf\n",
-        "levels.toml": "[environment]\nkind = 'retail'\nlevels = [3]\n",
+        "levels.toml": "[environment]\nkind = 'retail'\nlevels = [5]\n",
         "level.toml": "[environment]\nkind = 'retail'\nlevels = 1\n",
         "option.toml": "[environment]\nkind = 'retail'\nlevel = [1]\n",
         "moon.toml": "[environment]\nkind = 'moon'\n",
@@ -121,8 +122,8 @@ ROWS = {
         row(
             "mine_beyond",
             "james_li_5688",
-            "Send #W4435622 to another address",
-            "modify_pending_order_address",
+            "Wrap #W4435622 as a present",
+            "wrap_order",
             order_id="#W4435622",
         ),
         row(
@@ -145,7 +146,7 @@ MISTAKES = [
     (f"evaluate negative.toml {NOOP}", r"simulator.episode_seconds must be above 0, found -5.0"),
     (f"evaluate slots.toml {NOOP}", r"sampler.slots must be at least 1, found 0"),
     (f"evaluate endless.toml {NOOP}", r"trainer.learning_rate needs a finite number, found inf"),
-    (f"evaluate levels.toml {NOOP}", r"retail has the levels 1, 2, written as in levels = \[1\]; found \[3\]"),
+    (f"evaluate levels.toml {NOOP}", r"retail has the levels 1, 2, 3, 4, written as in levels = \[1\]; found \[5\]"),
     (f"evaluate level.toml {NOOP}", r"written as in levels = \[1\]; found 1"),
     (f"evaluate option.toml {NOOP}", r"unknown key environment.level for kind 'retail'; known here: kind, levels"),
     (f"evaluate moon.toml {NOOP}", r"environment.kind 'moon' is unknown; known: retail, tiny"),
@@ -246,7 +247,10 @@ def test_without_torch_what_needs_it_says_how_to_install_it_and_the_rest_works(t
         ("--help", "train evaluate show --version stdout stderr Exit codes 130"),
         ("", "train evaluate show"),
         ("train --help", "RECIPE --set --folder --json checkpoints/ report.md [train] Ctrl-C"),
-        ("evaluate -h", "--model --policy expert noop random --tasks --split --attempts --out --json skipped invalid"),
+        (
+            "evaluate -h",
+            "--model --policy expert noop random --tasks --split --attempts --examples --out --json skipped invalid",
+        ),
         ("show --help", "RUN --task --phase test/rl green «+…»"),
     ],
 )
@@ -274,18 +278,19 @@ def test_the_command_answers_within_half_a_second():
 
 
 @pytest.mark.parametrize("name", ["train", "dev", "test"])
-def test_every_row_of_the_benchmarks_files_is_measured_skipped_or_invalid(called, name):
+def test_every_row_of_the_benchmarks_files_is_measured_or_invalid(called, name):
     file = DATA / f"tasks_{name}.jsonl.gz"
     ids = {row["id"] for row in read_rows(file)}
-    for policy, success in (("expert", 1.0), ("noop", 0.0), ("random", 0.0)):
+    nothing = {"train": 0.0, "dev": 1 / 20, "test": 3 / 57}[name]  # rows of which nothing is asked but to be left alone
+    for policy, successes in (("expert", {1.0}), ("noop", {nothing}), ("random", {0.0, nothing})):
         code, out, _ = called("evaluate", RETAIL, "--policy", policy, "--tasks", file, "--json")
         result = json.loads(out)
         assert code == 0 and out.count("\n") == 1 and set(result) >= FIGURES
-        assert result["success"] == success
+        assert result["success"] in successes
         assert 0.0 <= result["ci_low"] < result["ci_high"] <= 1.0
         assert result["endings"] == {"finished": result["n_attempts"]}
-        assert result["n_tasks"] == len(ids - set(result["skipped"]) - set(result["invalid"])) > 0
-        assert set(result["skipped"]) | set(result["invalid"]) < ids and all(result["skipped"].values())
+        assert result["n_tasks"] == len(ids - set(result["invalid"])) > 0
+        assert result["skipped"] == {} and set(result["invalid"]) < ids and all(result["invalid"].values())
 
 
 def test_a_file_of_ones_own_gives_one_json_object_with_a_reason_for_whatever_is_not_measured(tmp_path):
@@ -295,7 +300,7 @@ def test_a_file_of_ones_own_gives_one_json_object_with_a_reason_for_whatever_is_
     result = json.loads(done.stdout)
     assert done.returncode == 0 and "tasks: 2 done" in done.stderr
     assert (result["success"], result["n_tasks"], result["n_attempts"]) == (1.0, 2, 6)
-    assert result["skipped"] == {"mine_beyond": "it needs modify_pending_order_address, which is not built"}
+    assert result["skipped"] == {"mine_beyond": "it needs wrap_order (no tool of the benchmark)"}
     assert list(result["invalid"]) == ["mine_refused"] and "#W4435622 is delivered" in result["invalid"]["mine_refused"]
 
 
@@ -306,7 +311,7 @@ def test_a_file_of_which_nothing_can_be_measured_says_so_and_is_no_failure(calle
     result = json.loads(out)
     assert (code, err, result["success"], result["n_tasks"]) == (0, "", None, 0)
     code, out, _ = called("evaluate", RETAIL, "--policy", "expert", "--tasks", file)
-    assert code == 0 and out.startswith("no task was left to evaluate\nskipped: mine_beyond: it needs modify_pending")
+    assert code == 0 and out.startswith("no task was left to evaluate\nskipped: mine_beyond: it needs wrap_order")
 
 
 def test_where_no_attempt_could_be_scored_the_exit_code_is_1_and_the_first_failure_is_told(called):
@@ -443,7 +448,7 @@ def test_ctrl_c_ends_a_training_run_in_order_and_gives_the_terminal_back(stopped
     folder, screen, code, seconds = stopped_run
     assert code == 130 and seconds < 15 and "Traceback" not in screen
     assert HIDE_CURSOR in screen and screen.rfind(SHOW_CURSOR) > screen.rfind(HIDE_CURSOR)
-    (steps,) = re.findall(r"practicum: stopped by Ctrl-C: (\d+) of \d+ RL steps were finished; everything", screen)
+    (steps,) = re.findall(r"practicum: stopped by Ctrl-C: (\d+) of \d+ steps were finished; everything", screen)
     with Database(folder / "run.sqlite", read_only=True) as database:
         assert database.damage() == []
         trained = {step for phase, step in database.successes() if phase == "train"}
@@ -545,3 +550,23 @@ def test_a_model_that_does_not_fit_is_refused_with_what_does_not_fit(called, pla
         "nobody": "no model 'nobody' was found. Tried:",
     }.items():
         assert message in refused(called("evaluate", TINY, "--model", name))
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "words"),
+    [
+        ([401], 2, "refused a request with 401"),
+        ([(200, {}, "<html>")], 1, "gave no chat completion"),
+        ([503], 1, "gave no answer"),
+        ([None], 2, "It has never answered"),
+    ],
+)
+def test_an_endpoint_that_gives_no_usable_answer_is_one_message(endpoint, called, answers, code, words):
+    pytest.importorskip("httpx")
+    endpoint.answers = answers
+    settings = f"kind=api dtype=auto slots=64 retry_seconds=0.5 url={endpoint.url}".split()
+    asked = [f"--set=sampler.{setting}" for setting in settings]
+    found, out, err = called("evaluate", TINY, "--model", "m", "--set=tasks.test=2", *asked)
+    message = err[err.index("practicum: ") :]
+    assert (found, out) == (code, "")
+    assert words in message and endpoint.url in message and "Traceback" not in message

@@ -59,7 +59,7 @@ def test_the_system_prompt_with_its_tools_stays_under_200_tokens(recipe, rendere
     for levels in ([1], [1, 2]):
         shown = config.load(RECIPE, [f"environment.levels={levels}"])
         tools = Toolbox(build.world(shown).open()).specs
-        assert len(renderer.opening([Message("system", recipe.agent.system)], tools)) < 200
+        assert len(renderer.opening([Message("system", build.system_of(recipe, renderer.calls))], tools)) < 200
 
 
 def test_sampler_and_trainer_agree_on_the_real_model():

@@ -10,13 +10,14 @@ import torch
 
 from practicum.errors import UserError
 from practicum.learning.advantages import has_signal, leave_one_out
-from practicum.learning.algorithms import algorithm, loop
+from practicum.learning.algorithms import Knobs, loop
 from practicum.learning.batches import Row, rows_of
 from practicum.learning.forest import micro_batches, tree_of, trees_of
 from practicum.learning.imitation import imitate, mean_loss
 from practicum.learning.losses import clipped, imitation
 from practicum.learning.policy import Policy, digest_of, faster_with_autocast
-from practicum.learning.trainer import Trainer, Updater, UpdateSettings
+from practicum.learning.trainer import Trainer
+from practicum.learning.updater import Updater, UpdateSettings
 from practicum.models.load import new_model
 from practicum.types import Completion, Ending, Group, Message, SamplingParams, Trajectory, Turn
 
@@ -63,7 +64,7 @@ def group(*rewards, task="t"):
 
 def trainer(policy, **rest):
     options = {"epochs": 1, "minibatches": 1, "shuffled_rewards": False, "seed": 0} | rest
-    return Trainer(policy, loop(0.1), SETTINGS, **options)
+    return Trainer(policy, loop(Knobs()), SETTINGS, **options)
 
 
 def test_leave_one_out_equals_the_published_vectors():
@@ -97,17 +98,12 @@ def test_no_gap_between_sampler_and_trainer_makes_the_loss_infinite():
         assert clipped(gaps, torch.zeros(2), torch.full((2,), advantage), 1 / 1.1, 1.1).isfinite().all()
 
 
-def test_an_unknown_algorithm_is_refused_by_name():
-    with pytest.raises(UserError, match=r"no algorithm 'grop'; known: loop"):
-        algorithm("grop", 0.1)
-
-
 def test_a_chain_of_turns_is_one_row_with_every_sampled_token_once():
     trajectory = attempt(0, 1.0, turn(0, None, (1, 2), (3, 4)), turn(1, 0, (5,), (6,)))
-    (row,) = rows_of(trajectory, 0.5)
+    (row,) = rows_of(trajectory)
     assert row.tokens == (1, 2, 3, 4, 5, 6)
     assert [row.tokens[p] for p in row.positions] == [3, 4, 6]
-    assert row.advantage == 0.5 and len(row.logprobs) == 3
+    assert row.turns == (0, 0, 1) and len(row.logprobs) == 3
 
 
 def test_a_context_that_begins_anew_is_a_row_of_its_own_and_a_branch_is_trained_once():
@@ -117,13 +113,13 @@ def test_a_context_that_begins_anew_is_a_row_of_its_own_and_a_branch_is_trained_
         turn(2, 0, (5,), (6,)),
         turn(3, None, (7,), (8,)),
     )
-    rows = rows_of(attempt(0, 1.0, *turns), 1.0)
+    rows = rows_of(attempt(0, 1.0, *turns))
     assert [row.tokens for row in rows] == [(1, 2, 3, 4), (1, 2, 5, 6), (7, 8)]
     assert [[row.tokens[p] for p in row.positions] for row in rows] == [[2, 4], [6], [8]]
 
 
 def test_an_answer_that_was_never_delivered_is_not_trained():
-    rows = rows_of(attempt(0, 1.0, turn(0, None, (1,), (2,), delivered=False), turn(1, 0, (3,), (4,))), 1.0)
+    rows = rows_of(attempt(0, 1.0, turn(0, None, (1,), (2,), delivered=False), turn(1, 0, (3,), (4,))))
     assert [[row.tokens[p] for p in row.positions] for row in rows] == [[4]]
 
 
@@ -135,9 +131,9 @@ def random_rows(seed, groups=3, attempts=4):
         stem = draw.integers(0, 31, 12)
         for _ in range(attempts):
             tokens = (*stem[: draw.integers(4, 12)], *draw.integers(0, 31, draw.integers(2, 9)))
-            positions = sorted({2, 3, len(tokens) - 2, len(tokens) - 1})
-            logprobs, advantage = tuple(draw.normal(-3, 0.3, len(positions))), float(draw.normal())
-            rows.append(Row(tuple(map(int, tokens)), tuple(positions), logprobs, 1.0, advantage, str(name)))
+            positions = (2, 3, len(tokens) - 2, len(tokens) - 1)
+            logprobs, advantages = tuple(draw.normal(-3, 0.3, 4)), (float(draw.normal()),) * 4
+            rows.append(Row(tuple(map(int, tokens)), positions, logprobs, 1.0, str(name), advantages=advantages))
     return rows
 
 
@@ -146,7 +142,7 @@ def alone(rows):
 
 
 def test_a_tree_holds_each_unique_token_once_and_shows_it_its_ancestors_only():
-    tree = tree_of([Row((1, 2, 4, 5), (3,), (0.0,), 1.0, 1.0), Row((1, 2, 3), (2,), (0.0,), 1.0, 1.0)])
+    tree = tree_of([Row((1, 2, 4, 5), (3,), (0.0,), 1.0), Row((1, 2, 3), (2,), (0.0,), 1.0)])
     assert list(tree.tokens_U) == [1, 2, 3, 4, 5] and list(tree.depths_U) == [0, 1, 2, 2, 3]
     assert [list(np.flatnonzero(seen)) for seen in tree.sees_UU] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4]]
     assert [list(path) for path in tree.paths] == [[0, 1, 2], [0, 1, 3, 4]]
@@ -163,8 +159,8 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget():
 @pytest.mark.parametrize("temperatures", [(0.7, 0.7), (0.7, 1.3)])
 def test_scores_are_the_models_own_log_probs_at_the_temperature_of_sampling(temperatures):
     policy = tiny_policy()
-    rows = [Row((1, 2, 3, 4, 5), (2, 4), (0.0, 0.0), temperatures[0], 1.0)]
-    rows.append(Row((1, 2, 8), (1, 2), (0.0, 0.0), temperatures[1], 1.0))
+    rows = [Row((1, 2, 3, 4, 5), (2, 4), (0.0, 0.0), temperatures[0])]
+    rows.append(Row((1, 2, 8), (1, 2), (0.0, 0.0), temperatures[1]))
     tree, reference = tree_of(rows), new_model(SHAPE, 0)
     expected = []
     for row in tree.rows:
@@ -180,7 +176,7 @@ def gradient(pack, budget=10**6):
     tokens = sum(len(row.positions) for row in rows)
     for trees in micro_batches(pack(rows), budget):
         batch = [row for tree in trees for row in tree.rows]
-        (coach.loss(policy.score(trees), batch).sum() / tokens).backward()
+        (coach.objective(trees, batch)[0].sum() / tokens).backward()
     return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
 
 
@@ -198,7 +194,7 @@ def test_the_gradient_does_not_depend_on_how_trees_are_split_into_micro_batches(
 def test_learning_raises_what_was_rewarded_and_lowers_what_was_not():
     policy = tiny_policy()
     good, bad = attempt(0, 1.0), attempt(1, 0.0)
-    rows = [*rows_of(good, 0.0), *rows_of(bad, 0.0)]
+    rows = [*rows_of(good), *rows_of(bad)]
     before = policy.score(alone(rows)).logprobs_P.detach()
     metrics = trainer(policy).learn([Group("g", "t", (good, bad))])
     after = policy.score(alone(rows)).logprobs_P.detach()
@@ -219,7 +215,7 @@ def test_discarded_attempts_are_in_no_statistic():
     coach = trainer(tiny_policy())
     lost = attempt(9, 0.0, ending=Ending.SAMPLER_FAILED)
     coach.learn([Group("g", "t", (attempt(0, 1.0), lost, attempt(1, 0.0)))])
-    assert coach.advantages == {("t", 0): 1.0, ("t", 1): -1.0}
+    assert coach.advantages == {("t", 0, 0): (1.0, 1.0), ("t", 1, 0): (-1.0, -1.0)}
 
 
 def test_the_order_of_groups_and_attempts_changes_nothing():
@@ -236,23 +232,23 @@ def test_the_order_of_groups_and_attempts_changes_nothing():
 def test_a_gradient_that_is_not_finite_never_reaches_the_parameters():
     policy = tiny_policy()
     before = digest_of(dict(policy.model.named_parameters()))
-    updater = Updater(policy, SETTINGS)
-    (row,) = rows_of(attempt(0, 1.0), 1.0)
-    updater.update([row], lambda scores, _: scores.logprobs_P * math.nan)
+    updater = Updater(policy.trunk.trained, SETTINGS)
+    (row,) = rows_of(attempt(0, 1.0))
+    updater.update([row], lambda trees, _: (policy.score(trees).logprobs_P * math.nan, {}))
     assert (updater.refused, updater.updates) == (1, 0)
     assert digest_of(dict(policy.model.named_parameters())) == before
-    updater.update([row], lambda scores, _: imitation(scores.logprobs_P))
+    updater.update([row], lambda trees, _: (imitation(policy.score(trees).logprobs_P), {}))
     assert (updater.refused, updater.updates) == (1, 1)
 
 
 def test_the_learning_rate_rises_over_the_warm_up():
     policy = tiny_policy()
     settings = UpdateSettings(1e-2, 4, 0.0, 1.0, 10**6)
-    updater = Updater(policy, settings)
-    (row,) = rows_of(attempt(0, 1.0), 1.0)
+    updater = Updater(policy.trunk.trained, settings)
+    (row,) = rows_of(attempt(0, 1.0))
     rates = []
     for _ in range(5):
-        updater.update([row], lambda scores, _: imitation(scores.logprobs_P))
+        updater.update([row], lambda trees, _: (imitation(policy.score(trees).logprobs_P), {}))
         rates.append(updater.optimizer.param_groups[0]["lr"])
     np.testing.assert_allclose(rates, [2.5e-3, 5e-3, 7.5e-3, 1e-2, 1e-2])
 
@@ -272,8 +268,9 @@ def test_shuffled_rewards_deal_the_same_rewards_to_other_attempts():
     groups = [group(*([1.0] * 4 + [0.0] * 4)), group(*([1.0] * 4 + [0.0] * 4), task="u")]
     seen = set()
     for _ in range(6):
-        coach.pack(groups)
-        seen.add(tuple(advantage > 0 for advantage in coach.advantages.values()))
+        dealt = coach.rewards_of(groups)
+        assert sorted(dealt.values()) == [0.0] * 8 + [1.0] * 8
+        seen.add(tuple(dealt.values()))
     assert len(seen) > 1
 
 
@@ -317,20 +314,20 @@ def test_a_model_that_does_more_than_the_trainer_computes_is_refused():
 
 def test_a_row_beyond_a_models_attention_window_is_refused():
     policy = Policy(family("Mistral", sliding_window=32), autocast=False)
-    assert policy.score([tree_of([Row(tuple(range(30)), (29,), (0.0,), 1.0, 1.0)])]).logprobs_P.isfinite().all()
+    assert policy.score([tree_of([Row(tuple(range(30)), (29,), (0.0,), 1.0)])]).logprobs_P.isfinite().all()
     with pytest.raises(UserError, match=r"a row of 40 tokens exceeds the model's attention window of 32"):
-        policy.score([tree_of([Row((1,) * 40, (39,), (0.0,), 1.0, 1.0)])])
+        policy.score([tree_of([Row((1,) * 40, (39,), (0.0,), 1.0)])])
 
 
 def test_the_loss_is_taken_against_the_recorded_log_probs():
     """Recorded far below what the policy says now, a rewarded token is clipped away; recorded as it says, it is not."""
     policy = tiny_policy()
     tokens = (1, 2, 3)
-    said = policy.score([tree_of([Row(tokens, (2,), (0.0,), 1.0, 1.0)])]).logprobs_P.item()
+    said = policy.score([tree_of([Row(tokens, (2,), (0.0,), 1.0)])]).logprobs_P.item()
     steepness = {}
     for name, logprob in {"as now": said, "far below": said - 5.0}.items():
-        row = Row(tokens, (2,), (logprob,), 1.0, 1.0)
-        trainer(policy).loss(policy.score([tree_of([row])]), [row]).sum().backward()
+        row = Row(tokens, (2,), (logprob,), 1.0, advantages=(1.0,))
+        trainer(policy).objective([tree_of([row])], [row])[0].sum().backward()
         steepness[name] = sum(float(p.grad.abs().sum()) for p in policy.model.parameters())
         policy.model.zero_grad()
     assert steepness["as now"] > 0 and steepness["far below"] == 0

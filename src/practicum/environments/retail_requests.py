@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from practicum.environments.retail import REASONS, TOOL_OF_BENCHMARK, database, original_payment, variants_of
+from practicum.environments.retail_checks import REASONS
+from practicum.environments.retail_data import database, original_payment, variants_of
+from practicum.environments.retail_rows import TOOL_OF_BENCHMARK, Row
 
-Row = dict[str, Any]
-"A line of a tasks file: id, user_id, instruction, actions, outputs."
+BENCHMARK_TOOL = {ours: name for name, ours in TOOL_OF_BENCHMARK.items()}
 Shape = tuple[tuple[str, int], ...]
 "The writes of a row and the number of items of each: (('return_items', 2), ('cancel_order', 0))."
 Request = tuple[str, dict[str, Any]]
@@ -32,11 +33,14 @@ def invent(user: str, shape: Shape, rng: random.Random) -> Row | None:
             return None
         left.remove(order)
         requests.append(request[0])
-        name = next(name for name, ours in TOOL_OF_BENCHMARK.items() if ours == tool_name)
-        actions.append({"name": name, "kwargs": {"order_id": order["order_id"], **request[1]}})
-    instruction = " ".join(requests)
+        actions.append({"name": BENCHMARK_TOOL[tool_name], "kwargs": {"order_id": order["order_id"], **request[1]}})
+    return made_row(user, " ".join(requests), actions)
+
+
+def made_row(user: str, instruction: str, actions: list[Row], outputs: Sequence[str] = ()) -> Row:
+    """A row with an id that follows from who asks for what."""
     row_id = "retail_made_" + hashlib.sha256(f"{user}\n{instruction}".encode()).hexdigest()[:12]
-    return {"id": row_id, "user_id": user, "instruction": instruction, "actions": actions, "outputs": []}
+    return {"id": row_id, "user_id": user, "instruction": instruction, "actions": actions, "outputs": list(outputs)}
 
 
 def ask_to_cancel(order: Row, n_items: int, rng: random.Random) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types as pytypes
 from collections.abc import Callable, Mapping
@@ -50,8 +51,12 @@ def schema_of(annotation: Any, where: str) -> dict[str, Any]:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def spec_of(method: Callable[..., Any]) -> ToolSpec:
-    """What a model is told about one marked method. Raises UserError for an unusable annotation or a coroutine."""
+    """What a model is told about one marked method, worked out once for all episodes.
+
+    Raises UserError for an unusable annotation or a coroutine.
+    """
     if inspect.iscoroutinefunction(method):
         raise UserError(f"tool {method.__name__} is `async`; write it as a plain method: it is run off the event loop")
     hints = get_type_hints(method)

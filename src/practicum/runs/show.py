@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from practicum.errors import UserError
+from practicum.runs.codec import spelt
 from practicum.runs.database import Database, Stored
 from practicum.runs.run import Run
 from practicum.types import Trajectory, Turn
@@ -137,7 +138,7 @@ def turn_heading(turn: Turn) -> str:
         rest += ", step rewards " + named(turn.rewards)
     who = "" if turn.policy == "agent" else f" of {turn.policy}"
     return (
-        f"turn {turn.index}{who} ({place}): {len(turn.added)} tokens added, {len(done.tokens)} sampled{mean}, "
+        f"turn {turn.index}{who} ({place}): {len(turn.added)} tokens added, {done.size} sampled{mean}, "
         f"{done.stop_reason}{rest}"
     )
 
@@ -146,14 +147,14 @@ def given(turn: Turn, decode: Decode | None) -> str:
     """What the call added to the context."""
     if decode is not None:
         return decode(turn.added).translate(CONTROLS)
-    return "\n".join(f"{message.role}: {message.content}" for message in turn.messages).translate(CONTROLS)
+    return "\n".join(f"{message.role}: {spelt(message)}" for message in turn.messages).translate(CONTROLS)
 
 
 def sampled(turn: Turn, advantages_T: Sequence[float] | None, decode: Decode | None, coloured: bool) -> Text:
     """The completion, in runs of tokens whose advantages have the same sign."""
     signs = [(a > 0) - (a < 0) for a in advantages_T or [0.0] * len(turn.completion.tokens)]
     if decode is None:
-        runs = [(max(set(signs), key=signs.count) if signs else 0, turn.action.content)]
+        runs = [(max(set(signs), key=signs.count) if signs else 0, spelt(turn.action))]
     else:
         pairs = groupby(zip(signs, turn.completion.tokens, strict=True), key=lambda pair: pair[0])
         runs = [(sign, decode([token for _, token in run])) for sign, run in pairs]

@@ -1,4 +1,4 @@
-"""How a call is written inside a message, for models whose template has no section for tools."""
+"""How a call is written inside a message: the contract, and one line of Python for models that know no tools."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, Protocol
 
 from practicum.errors import UserError
@@ -28,10 +29,14 @@ DONE = ToolSpec(
 
 
 class CallFormat(Protocol):
-    """Tools and calls as text."""
+    """Tools, calls and what came back, as text."""
 
-    def describe(self, tools: Sequence[ToolSpec]) -> str:
-        """What the system prompt says of the tools; empty when there are none."""
+    def system(self, text: str, tools: Sequence[ToolSpec]) -> str:
+        """The system message: what an agent says there and what is said of the tools; empty when there is nothing."""
+        ...
+
+    def answers(self, texts: Sequence[str]) -> list[str]:
+        """What tools answered, one after another, as the messages in which a model is told of it."""
         ...
 
     def write(self, message: Message, tools: Sequence[ToolSpec]) -> str:
@@ -48,6 +53,14 @@ class CompactCalls:
 
     Example: get_order("#W6067464")
     """
+
+    def system(self, text: str, tools: Sequence[ToolSpec]) -> str:
+        """The text, then a line per tool."""
+        return "\n".join(part for part in (text, self.describe(tools)) if part)
+
+    def answers(self, texts: Sequence[str]) -> list[str]:
+        """Each as it is."""
+        return list(texts)
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
         """One line per tool: signature and description. Raises UserError for a tool named done."""
@@ -92,6 +105,42 @@ class CompactCalls:
         if spec is DONE:
             return Message("assistant", str(arguments.get("message", "")))
         return Message("assistant", text, tool_calls=(ToolCall(name, arguments),))
+
+
+def conversation(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], calls: CallFormat, tool_role: str = "user"
+) -> list[tuple[str, str]]:
+    """A whole conversation as (role, text), for a model that is told of tools in words.
+
+    Example: [Message("system", "Be brief."), Message("user", "hi")] -> [("system", "Be brief."), ("user", "hi")]
+    """
+    rest = list(messages)
+    system = calls.system(rest.pop(0).content if rest and rest[0].role == "system" else "", tools)
+    return ([("system", system)] if system else []) + told(rest, tools, calls, tool_role)
+
+
+def told(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], calls: CallFormat, tool_role: str
+) -> list[tuple[str, str]]:
+    """Messages further on as (role, text); `tool_role` says what tools answered."""
+    said: list[tuple[str, str]] = []
+    for is_tool, run in groupby(messages, key=lambda message: message.role == "tool"):
+        if is_tool:
+            said += [(tool_role, text) for text in calls.answers([message.content for message in run])]
+        else:
+            said += [(m.role, calls.write(m, tools) if m.role == "assistant" else m.content) for m in run]
+    return said
+
+
+def called(name: Any, arguments: Any, tools: Sequence[ToolSpec]) -> ToolCall:
+    """A call from the JSON values that a model wrote. Raises ValueError, worded for the model."""
+    if not isinstance(name, str):
+        raise ValueError(f'"name" must be the name of a tool, found {name!r}')
+    if all(tool.name != name for tool in tools):
+        raise ValueError(f"there is no tool {name}; tools: {', '.join(tool.name for tool in tools)}")
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"the arguments of {name} must be a JSON object, found {arguments!r}")
+    return ToolCall(name, dict(arguments))
 
 
 def signature(tool: ToolSpec) -> str:

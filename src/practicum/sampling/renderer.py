@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from practicum.sampling.formats import CallFormat
+from practicum.sampling.formats import CallFormat, conversation, told
 from practicum.types import Message, ToolSpec
 
 
@@ -27,6 +27,11 @@ class Tokenizer(Protocol):
 
 class Renderer(Protocol):
     """Keeps the extension property: opening + completion + continuation starts with what was sampled, bit for bit."""
+
+    @property
+    def calls(self) -> CallFormat:
+        """How calls are written inside a message."""
+        ...
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
@@ -91,33 +96,23 @@ class ChatML:
         """One whole message. Role and text are encoded as one piece, as the template's own text would be."""
         return (self.start, *self.tokenizer.encode(f"{role}\n{text}"), self.end, *self.newline)
 
-    def spoken(self, message: Message, tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
-        """Tokens of one message of a history."""
-        if message.role == "assistant":
-            return self.block("assistant", self.calls.write(message, tools))
-        return self.block(self.tool_role if message.role == "tool" else message.role, message.content)
+    def spoken(self, said: Iterable[tuple[str, str]]) -> tuple[int, ...]:
+        """Tokens of whole messages, given as (role, text)."""
+        return tuple(token for role, text in said for token in self.block(role, text))
 
     def prompt(self) -> tuple[int, ...]:
         """Where the assistant begins to speak."""
         return (self.start, *self.tokenizer.encode("assistant\n"))
 
     def opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, ...]:
-        """All messages from the first; the tools stand at the end of the system message."""
-        rest = list(messages)
-        system = rest.pop(0).content if rest and rest[0].role == "system" else ""
-        text = "\n".join(part for part in (system, self.calls.describe(tools)) if part)
-        tokens = self.block("system", text) if text else ()
-        for message in rest:
-            tokens += self.spoken(message, tools)
-        return tokens + self.prompt()
+        """All messages from the first; what is said of the tools stands in the system message."""
+        return self.spoken(conversation(messages, tools, self.calls, self.tool_role)) + self.prompt()
 
     def continuation(self, completion: Sequence[int], messages: Sequence[Message]) -> tuple[int, ...]:
         """Ends a completion that was cut, then the new messages; nothing of the completion is rendered again."""
         ended = bool(completion) and completion[-1] == self.end
-        tokens = (() if ended else (self.end,)) + self.newline
-        for message in messages:
-            tokens += self.spoken(message)
-        return tokens + self.prompt()
+        said = told(messages, (), self.calls, self.tool_role)
+        return (() if ended else (self.end,)) + self.newline + self.spoken(said) + self.prompt()
 
     def read(self, completion: Sequence[int], tools: Sequence[ToolSpec]) -> Message:
         """The text up to the stop token, its call parsed."""

@@ -1,11 +1,12 @@
-"""The port behind which every engine stands."""
+"""The ports behind which every engine stands: for models whose tokens are ours, and for those that take messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
-from practicum.types import Completion, SamplingParams, Weights
+from practicum.types import Completion, Message, SamplingParams, ToolSpec, Weights
 
 
 class Sampler(Protocol):
@@ -43,4 +44,34 @@ class Sampler(Protocol):
 
     async def close(self) -> None:
         """Release memory and threads; calling it twice does no harm."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model that takes messages said: Reply(Message("assistant", "hi"), Completion((), (), (), "stop", 3))."""
+
+    message: Message
+    "The assistant's, its calls parsed; where they could not be, `problem` says why."
+    completion: Completion
+    "Without tokens: how many there were and why it ended."
+
+
+@runtime_checkable
+class MessageSampler(Protocol):
+    """A model that is reached by messages and says messages: its tokens are not known here, so none is learned from.
+
+    Promises, held by `tests/contracts/test_samplers.py`: calls may run concurrently, in event loops one after another;
+    what a reply says depends on its own request only.
+    """
+
+    async def converse(self, messages: Sequence[Message], tools: Sequence[ToolSpec], params: SamplingParams) -> Reply:
+        """Answer a conversation. No room for an answer ends with stop_reason 'length' and a size of 0.
+
+        Raises EndpointError for one that cannot be had, UserError for a mistake that every call would meet.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release connections; calling it twice does no harm."""
         ...

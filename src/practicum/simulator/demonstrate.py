@@ -1,19 +1,22 @@
-"""Scripted policies played through the same loop, recorder and renderer as a model: expert, noop, random."""
+"""How tasks are done, shown through the same loop, recorder and renderer as a model's: by a script or another model."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from practicum.environments.environment import Environment, Solvable
 from practicum.environments.tools import Toolbox
-from practicum.errors import UserError, boundary
+from practicum.errors import PracticumError, UserError, boundary
 from practicum.sampling.scripted import ScriptedSampler
 from practicum.simulator.episode import Stage, run_episode
-from practicum.types import Message, Task, ToolCall, Trajectory, stream_seed
+from practicum.simulator.recorder import REFUSAL
+from practicum.types import Message, Task, ToolCall, ToolSpec, Trajectory, stream_seed
 
 Policy = Callable[[Environment, Task, int], list[ToolCall]]
 "(a reset environment of its own, task, attempt) -> the calls to make before ending."
@@ -72,10 +75,100 @@ async def demonstrate(stage: Stage, policy: Policy, task: Task, attempt: int) ->
             calls = policy(environment, task, attempt)
         finally:
             environment.close()
-    messages = [Message("assistant", "", tool_calls=(call,)) for call in calls] + [Message("assistant", "")]
-    replies = [stage.renderer.write(message, specs) for message in messages]
+    return await spoken(stage, specs, calls, "", task, attempt)
+
+
+async def spoken(
+    stage: Stage, tools: Sequence[ToolSpec], calls: Sequence[ToolCall], answer: str, task: Task, attempt: int
+) -> Trajectory:
+    """The episode in which these calls are made, one a turn, and then the answer is given."""
+    messages = [Message("assistant", "", tool_calls=(call,)) for call in calls] + [Message("assistant", answer)]
+    replies = [stage.renderer.write(message, tools) for message in messages]
     script = ScriptedSampler(replies, context_length=10**9)
     limits = replace(
         stage.limits, turns=max(stage.limits.turns, len(messages)), tokens_per_turn=100_000, context_tokens=10**9
     )
     return await run_episode(replace(stage, sampler=script, limits=limits), task, attempt)
+
+
+async def shown_by_expert(stage: Stage, tasks: Sequence[Task]) -> list[Trajectory]:
+    """Every task as the expert does it. Raises PracticumError where it fails."""
+    shown = [await demonstrate(stage, expert, task, 0) for task in tasks]
+    for trajectory in shown:
+        if trajectory.success < 1.0:
+            raise PracticumError(
+                f"the expert fails {trajectory.task_id} ({trajectory.ending}, rewards {dict(trajectory.rewards)}), "
+                f"so it cannot be imitated there; correct the task or its solve(). {trajectory.error}"
+            )
+    return shown
+
+
+async def shown_by_model(
+    stage: Stage, ask: Callable[[], Stage], attempts: int, concurrency: int, tasks: Sequence[Task]
+) -> list[Trajectory]:
+    """What another model did where it succeeded, at most so many `attempts` a task, in the tokens of `stage`.
+
+    `ask` opens the stage in which that model speaks; its sampler is closed at the end. What it was refused and what
+    could not be read is left out. Raises PracticumError when it succeeds nowhere.
+    """
+    asked, places = ask(), asyncio.Semaphore(concurrency)
+    tries: list[Trajectory] = []
+
+    async def shown(task: Task) -> Trajectory | None:
+        async with places:
+            for attempt in range(attempts):
+                tries.append(await run_episode(asked, task, attempt))
+                if tries[-1].success == 1.0 and (again := await retold(stage, tries[-1], task)).success == 1.0:
+                    return again
+        return None
+
+    jobs = [asyncio.ensure_future(shown(task)) for task in tasks]
+    try:
+        found = [trajectory for trajectory in await asyncio.gather(*jobs) if trajectory is not None]
+    finally:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await asked.sampler.close()
+    if not found:
+        endings = dict(Counter(trajectory.ending.value for trajectory in tries))
+        first = next((f"; the first failure was: {t.error}" for t in tries if t.error), "")
+        raise PracticumError(
+            f"the demonstrating model did none of {len(tasks)} tasks in {attempts} attempts each; endings: {endings}"
+            f"{first}. Name a stronger one in imitation.model, or let the expert demonstrate"
+        )
+    return found
+
+
+async def retold(stage: Stage, trajectory: Trajectory, task: Task) -> Trajectory:
+    """The calls of an attempt that were carried out, and its answer, as an episode in the tokens of `stage`."""
+    told = [message for turn in trajectory.turns for message in turn.messages]
+    refused = {message.tool_call_id for message in told if message.content.startswith(REFUSAL)}
+    calls = [call for turn in trajectory.turns for call in turn.action.tool_calls if call.id not in refused]
+    if stage.open_environment is None:
+        raise UserError("a demonstration needs an environment to play in")
+    environment = stage.open_environment()
+    try:
+        tools = Toolbox(environment).specs
+    finally:
+        environment.close()
+    return await spoken(stage, tools, calls, trajectory.answer, task, 0)
+
+
+async def worked_examples(stage: Stage, tasks: Sequence[Task]) -> tuple[Message, ...]:
+    """How the expert does these tasks, as conversations one after another: what a model can be shown in its prompt.
+
+    Raises PracticumError where the expert fails.
+    """
+    messages: list[Message] = []
+    for number, trajectory in enumerate(await shown_by_expert(stage, tasks)):
+        said = [message for turn in trajectory.turns for message in (*turn.messages, turn.action)]
+        messages += [renamed(message, f"example_{number}") for message in said if message.role != "system"]
+    return tuple(messages)
+
+
+def renamed(message: Message, prefix: str) -> Message:
+    """The same with call ids that no episode mints."""
+    calls = tuple(replace(call, id=f"{prefix}_{call.id}") for call in message.tool_calls)
+    answered = f"{prefix}_{message.tool_call_id}" if message.tool_call_id else ""
+    return replace(message, tool_calls=calls, tool_call_id=answered)

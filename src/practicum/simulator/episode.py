@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from practicum.agents.agent import Agent
-from practicum.environments.environment import Environment
+from practicum.environments.environment import Environment, Listening
 from practicum.environments.tools import Toolbox
 from practicum.errors import EpisodeOver, Failure, boundary, traced
 from practicum.rewards.reward import weighted
 from practicum.sampling.renderer import Renderer
-from practicum.sampling.sampler import Sampler
+from practicum.sampling.sampler import MessageSampler, Sampler
 from practicum.simulator.recorder import Limits, Recorder
 from practicum.types import Ending, Task, Trajectory, stream_seed
 
@@ -30,8 +30,9 @@ class Stage:
     open_environment: Callable[[], Environment] | None
     "A fresh environment; None for agents that bring their own world."
     agent: Agent
-    sampler: Sampler
+    sampler: Sampler | MessageSampler
     renderer: Renderer
+    "Not used with a sampler that takes messages."
     limits: Limits
     temperature: float
     seed: int
@@ -45,7 +46,9 @@ class Stage:
 
 
 async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
-    """Play one attempt to its ending. Never raises for what happened inside: the ending says it.
+    """Play one attempt to its ending. What happened inside is not raised, the ending says it.
+
+    Raises UserError where an endpoint met a mistake in what was asked, which every other attempt would meet, too.
 
     Example: await run_episode(stage, task, attempt=0) -> Trajectory(..., ending=Ending.FINISHED)
     """
@@ -78,9 +81,14 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
             opening=opening or "",
         )
         ending, answer, error = await played(stage.agent, task, recorder, stage.limits.seconds)
+        if recorder.mistake is not None:
+            raise recorder.mistake
         if ending.discarded:
             return ended(ending, recorder, error, answer=answer)
         try:
+            if answer and isinstance(environment, Listening):
+                with boundary("verifier"):
+                    environment.hear(str(answer))
             rewards, reward = await verified(environment, task, stage)
         except Failure as failure:
             return ended(Ending.VERIFIER_FAILED, recorder, traced(failure), answer=answer)

@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from practicum.environments.tools import Toolbox
-from practicum.errors import EpisodeOver, Failure, ToolError, boundary, traced
+from practicum.errors import EpisodeOver, Failure, ToolError, UserError, boundary, traced
 from practicum.sampling.renderer import Renderer
-from practicum.sampling.sampler import Sampler
+from practicum.sampling.sampler import MessageSampler, Sampler
+from practicum.simulator.lockstep import sample
 from practicum.types import Ending, Message, SamplingParams, ToolCall, ToolSpec, Turn, stream_seed
 
 T = TypeVar("T")
+
+REFUSAL = "error: "
+"What the text of a tool message begins with where the call was refused."
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Recorder:
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: Sampler | MessageSampler,
         renderer: Renderer,
         limits: Limits,
         *,
@@ -71,6 +75,8 @@ class Recorder:
         self.flag: Ending | None = None
         "The first limit or failure met; sticky, whatever the agent's code made of the exception."
         self.error = ""
+        self.mistake: UserError | None = None
+        "What is wrong with the run as a whole, met in a call: no episode of it can go on."
         self.waited, self.waiting, self.since = 0.0, 0, 0.0
 
     @property
@@ -98,25 +104,23 @@ class Recorder:
         keys = (tuple(tool.name for tool in tools), *map(normalised, messages))
         continues, seen = self.place(keys)
         new = tuple(messages[seen:])
-        if continues is None:
-            added = context = self.renderer.opening(messages, tools)
-        else:
-            added = self.renderer.continuation(self.turns[continues].completion.tokens, new)
-            context = self.contexts[continues] + added
-        room = min(self.limits.context_tokens, self.sampler.context_length) - len(context)
-        if room < 1:
-            raise self.over(Ending.OUT_OF_TOKENS, f"the context of {len(context)} tokens leaves no room for a reply")
-        params = SamplingParams(
-            temperature=self.temperature,
-            max_tokens=min(self.limits.tokens_per_turn, room),
-            stop_tokens=self.renderer.stop_tokens,
-            seed=stream_seed(self.seed, index),
-        )
         began = time.monotonic()
-        completion = await self.wait(self.sampler.sample(context, params), "sampler", Ending.SAMPLER_FAILED)
-        reply = self.renderer.read(completion.tokens, tools)
+        if isinstance(self.sampler, MessageSampler):
+            added: tuple[int, ...] = ()
+            context: tuple[int, ...] = ()
+            params = self.sampling(index, self.limits.tokens_per_turn)
+            answer = await self.wait(self.sampler.converse(messages, tools, params), "endpoint", Ending.SAMPLER_FAILED)
+            completion, reply = answer.completion, answer.message
+        else:
+            added, context = self.rendered(continues, messages, new, tools)
+            room = min(self.limits.context_tokens, self.sampler.context_length) - len(context)
+            if room < 1:
+                raise self.over(Ending.OUT_OF_TOKENS, f"a context of {len(context)} tokens leaves no room for a reply")
+            params = self.sampling(index, min(self.limits.tokens_per_turn, room), self.renderer.stop_tokens)
+            completion = await self.wait(sample(self.sampler, context, params), "sampler", Ending.SAMPLER_FAILED)
+            reply = self.renderer.read(completion.tokens, tools)
         if completion.stop_reason == "length":
-            reply = replace(reply, tool_calls=(), problem=f"the reply was cut after {len(completion.tokens)} tokens")
+            reply = replace(reply, tool_calls=(), problem=f"the reply was cut after {completion.size} tokens")
         calls = tuple(replace(call, id=f"call_{index}_{n}") for n, call in enumerate(reply.tool_calls))
         reply = replace(reply, tool_calls=calls)
         self.turns[index] = Turn(
@@ -133,9 +137,23 @@ class Recorder:
         )
         self.heads[(*keys, normalised(reply))] = index
         self.contexts[index] = context + completion.tokens
-        if completion.stop_reason == "length" and len(completion.tokens) < self.limits.tokens_per_turn:
+        if completion.stop_reason == "length" and completion.size < self.limits.tokens_per_turn:
             raise self.over(Ending.OUT_OF_TOKENS, "the context is full")
         return reply
+
+    def rendered(
+        self, continues: int | None, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens that a call adds, and the whole context that it samples from."""
+        if continues is None:
+            opening = self.renderer.opening(messages, tools)
+            return opening, opening
+        added = self.renderer.continuation(self.turns[continues].completion.tokens, new)
+        return added, self.contexts[continues] + added
+
+    def sampling(self, index: int, max_tokens: int, stop_tokens: tuple[int, ...] = ()) -> SamplingParams:
+        """How a call is drawn, from a stream of its own."""
+        return SamplingParams(self.temperature, max_tokens, stop_tokens, stream_seed(self.seed, index))
 
     def place(self, keys: tuple[Hashable, ...]) -> tuple[int | None, int]:
         """The turn with the longest known history that a request begins with, and how many messages that is."""
@@ -156,7 +174,7 @@ class Recorder:
         try:
             content = str(await self.wait(job, f"tool {call.name}", Ending.TOOL_CRASHED))
         except ToolError as refusal:
-            content = f"error: {refusal}"
+            content = f"{REFUSAL}{refusal}"
         if self.toolbox.over and self.flag is None:
             self.flag = Ending.FINISHED
         turn = turn_of(call.id)
@@ -169,10 +187,14 @@ class Recorder:
             self.since = time.monotonic()
         self.waiting += 1
         try:
-            with boundary(whose, ToolError):
+            with boundary(whose, ToolError, *((UserError,) if whose == "endpoint" else ())):
                 return await job
         except Failure as failure:
             self.over(ending, traced(failure))
+            raise
+        except UserError as mistake:
+            self.over(ending, str(mistake))
+            self.mistake = mistake
             raise
         finally:
             self.waiting -= 1

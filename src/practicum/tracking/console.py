@@ -46,13 +46,21 @@ COLUMNS = (
 
 
 class Phase:
-    """Something that is under way: `total` pieces, `done` of them so far.
+    """Something that is under way: `total` pieces, `done` of them so far, some perhaps before it was resumed.
 
     Example: with console.phase("imitation", total=120) as phase: phase.advance()
     """
 
-    def __init__(self, name: str, total: int | None, clock: Callable[[], float], on_advance: Callable[[Phase], None]):
-        self.name, self.total, self.done, self.note = name, total, 0, ""
+    def __init__(
+        self,
+        name: str,
+        total: int | None,
+        clock: Callable[[], float],
+        on_advance: Callable[[Phase], None],
+        done: int = 0,
+    ):
+        self.name, self.total, self.done, self.note = name, total, done, ""
+        self._before = done
         self._clock, self._on_advance = clock, on_advance
         self.started_s = self.advanced_s = clock()
 
@@ -71,9 +79,10 @@ class Phase:
     @property
     def left_s(self) -> float | None:
         """Seconds until all pieces are done at the pace so far; None where nothing is known."""
-        if not self.total or not self.done or self.done > self.total:
+        fresh = self.done - self._before
+        if not self.total or not fresh or self.done > self.total:
             return None
-        pace = (self.advanced_s - self.started_s) / self.done
+        pace = (self.advanced_s - self.started_s) / fresh
         return max(0.0, pace * (self.total - self.done) - (self._clock() - self.advanced_s))
 
     def __str__(self) -> str:
@@ -160,13 +169,16 @@ class Console:
             print(line, file=self._stream, flush=True)
 
     @contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        """A bar with the time left for as long as the `with` lasts; an outermost phase leaves a line when it ends."""
-        phase = Phase(name, total, self._clock, self._advanced)
+    def phase(self, name: str, total: int | None = None, done: int = 0) -> Iterator[Phase]:
+        """A bar with the time left for as long as the `with` lasts; an outermost phase leaves a line when it ends.
+
+        `done` pieces of the total were done before: what is resumed.
+        """
+        phase = Phase(name, total, self._clock, self._advanced, done)
         outermost = not self._phases
         self._phases.append(phase)
         if outermost and self._live is None:
-            self.say(f"{name}: begins" + ("" if total is None else f", {total} to do"))
+            self.say(f"{name}: begins" + ("" if total is None else f", {total - done} to do"))
         stopped = True
         try:
             yield phase

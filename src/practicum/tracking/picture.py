@@ -27,13 +27,17 @@ STYLE = {
 
 
 def draw_report(
-    path: Path, bars: Mapping[str, Interval], curve: Mapping[int, Interval], chosen_step: int | None = None
+    path: Path,
+    bars: Mapping[str, Interval],
+    curve: Mapping[int, Interval],
+    chosen_step: int | None = None,
+    step: str = "RL step",
 ) -> None:
-    """Draw held-out success of each system and, where `curve` has points, dev success against the RL step.
+    """Draw held-out success of each system and, where `curve` has points, dev success against the step.
 
-    `bars` maps the name of a system to its success on the test tasks, in the order to be drawn; `curve` an RL step to
-    success on the dev tasks; `chosen_step` is the checkpoint that the test was read with. The kind of file follows from
-    the path's suffix (.png, .svg, .pdf). Raises MissingExtra without matplotlib, ValueError for no bars.
+    `bars` maps the name of a system to its success on the test tasks, in the order to be drawn; `curve` a step to
+    success on the dev tasks; `chosen_step` is the checkpoint that the test was read with, `step` what a step is called.
+    The kind of file follows from the path's suffix (.png, .svg, .pdf). Raises MissingExtra without matplotlib, ValueError for no bars.
 
     Example: draw_report(run.report(".png"), {"as it comes": base, "after RL": last}, {0: first, 10: last}, 10)
     """
@@ -53,7 +57,7 @@ def draw_report(
         axes = figure.subplots(1, 2 if curve else 1, squeeze=False, width_ratios=[1, 1.15] if curve else [1])[0]
         draw_systems(axes[0], bars)
         if curve:
-            draw_curve(axes[1], curve, chosen_step)
+            draw_curve(axes[1], curve, chosen_step, step)
         figure.supxlabel("whiskers and band: 95 % intervals over tasks", fontsize=9, color=GREY)
         metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
         figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)
@@ -79,8 +83,8 @@ def draw_systems(axes: Axes, bars: Mapping[str, Interval]) -> None:
     percent_axis(axes)
 
 
-def draw_curve(axes: Axes, curve: Mapping[int, Interval], chosen_step: int | None) -> None:
-    """Success on dev against the RL step, the interval as a band, the chosen checkpoint ringed."""
+def draw_curve(axes: Axes, curve: Mapping[int, Interval], chosen_step: int | None, step: str) -> None:
+    """Success on dev against the step, the interval as a band, the chosen checkpoint ringed."""
     steps = sorted(curve)
     estimates = [curve[step].estimate for step in steps]
     lows, highs = [curve[step].low for step in steps], [curve[step].high for step in steps]
@@ -94,7 +98,7 @@ def draw_curve(axes: Axes, curve: Mapping[int, Interval], chosen_step: int | Non
         axes.plot(chosen_step, chosen, marker="o", markersize=13, mfc="none", mec=ORANGE, mew=2, zorder=4)
         axes.annotate("chosen", (chosen_step, chosen), xytext=(0, -20), textcoords="offset points", ha="center")
     axes.locator_params(axis="x", integer=True)
-    axes.set_xlabel("RL step")
+    axes.set_xlabel(step)
     axes.set_title(f"Success on dev tasks ({sizes(curve.values())})", loc="left")
     percent_axis(axes)
 

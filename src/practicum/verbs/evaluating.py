@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,9 +14,9 @@ from practicum import build
 from practicum.config import RunConfig
 from practicum.errors import UserError
 from practicum.evaluation import Evaluation
-from practicum.simulator.demonstrate import POLICIES, demonstrate
+from practicum.simulator.demonstrate import POLICIES, demonstrate, worked_examples
 from practicum.simulator.episode import Stage, run_episode
-from practicum.types import Group, Task
+from practicum.types import Group, Message, Task
 from practicum.verbs.interruption import interruptible
 
 
@@ -52,10 +53,12 @@ def evaluate(
     tasks: Path | None = None,
     split: str = "test",
     attempts: int = 1,
+    examples: int = 0,
     out: Path | None = None,
 ) -> Measured:
     """Success of a model, or of a scripted policy (expert, noop, random), on a split or on a user's file of tasks.
 
+    With `examples` the model is shown so many training tasks as the expert does them before each request.
     Raises UserError for what cannot be done: an unknown model, policy or split, a broken tasks file, no torch. With
     `out` every trajectory is written to a new database there, each task as it is finished. KeyboardInterrupt passes and
     says how far it came.
@@ -68,6 +71,10 @@ def evaluate(
         raise UserError("--model is empty; name a known model, a folder or a run")
     if policy is not None and policy not in POLICIES:
         raise UserError(f"there is no policy {policy!r}; known: {', '.join(POLICIES)}")
+    if examples < 0 or (examples and policy is not None):
+        raise UserError(
+            f"--examples {examples}: a number from 0 upwards, of examples shown to a model; a policy reads none"
+        )
     skipped, invalid = {}, {}
     if tasks is None:
         chosen = tasks_of_split(config, split)
@@ -79,7 +86,8 @@ def evaluate(
             stage = build.scripted_stage(config)
             episode: Any = partial(demonstrate, stage, POLICIES[policy])
         else:
-            stage = build.model_stage(config, model or config.model.name)
+            shown = examples_for(config, examples, chosen)
+            stage = build.model_stage(config, model or config.model.name, shown)
             episode = partial(run_episode, stage)
         if not chosen:
             return Measured(None, skipped, invalid)
@@ -103,6 +111,19 @@ def tasks_of_split(config: RunConfig, split: str) -> list[Task]:
     if split not in splits:
         raise UserError(f"there is no split {split!r}; known: {', '.join(splits)}")
     return list(splits[split])
+
+
+def examples_for(config: RunConfig, count: int, measured: Sequence[Task]) -> Sequence[Message]:
+    """The first training tasks as the expert does them. Raises UserError where they are among those to be measured."""
+    if count == 0:
+        return ()
+    train = tasks_of_split(config, "train")
+    if count > len(train):
+        raise UserError(f"--examples {count} is more than the recipe's {len(train)} training tasks")
+    shown = train[:count]
+    if overlap := sorted({task.id for task in shown} & {task.id for task in measured}):
+        raise UserError(f"--examples shows {', '.join(overlap)} to the model, so it cannot be measured there")
+    return asyncio.run(worked_examples(build.scripted_stage(config), shown))
 
 
 async def measured(

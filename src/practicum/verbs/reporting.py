@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from practicum.config import RunConfig
+from practicum.runs.run import write_whole
 from practicum.statistics.comparison import Difference, paired_difference
 
 if TYPE_CHECKING:
@@ -16,19 +17,22 @@ if TYPE_CHECKING:
 def reported(config: RunConfig, outcome: Outcome) -> dict[str, Any]:
     """The figures of a training run, differences paired task by task."""
     test = outcome.test
+    *before, last = test
     compared = {
-        f"rl - {name}": paired_difference(test["rl"].successes, test[name].successes) for name in test if name != "rl"
+        f"{last} - {name}": paired_difference(test[last].successes, test[name].successes) for name in before
     }
     return {
         "model": config.model.name,
         "environment": config.environment.kind,
         "seed": config.seed,
+        "learns_from": config.trainer.learns_from,
         "steps": outcome.steps,
         "best_step": outcome.best_step,
         "test": {name: evaluation.summary() for name, evaluation in test.items()},
         "differences": {name: difference_summary(difference) for name, difference in compared.items()},
         "dev": {str(step): evaluation.summary() for step, evaluation in outcome.dev.items()},
         "seconds": {name: round(value, 1) for name, value in outcome.seconds.items()},
+        "compute": {name: round(value) for name, value in outcome.compute.items()},
     }
 
 
@@ -45,27 +49,36 @@ def difference_summary(difference: Difference) -> dict[str, Any]:
     }
 
 
-NAMES = {"base": "as it comes", "warm-up": "after warm-up", "rl": "after RL"}
+NAMES = {
+    "base": "as it comes",
+    "warm-up": "after warm-up",
+    "rl": "after RL",
+    "imitation": "after further imitation",
+}
+STEPS = {"reward": "RL step", "demonstrations": "step of further imitation"}
 
 
 def write_report(run: Any, outcome: Outcome, report: dict[str, Any]) -> None:
-    """report.json for programs, report.md for people, report.png for both."""
+    """report.json for programs, report.md for people, report.png for both; a run with the first is finished."""
     from practicum.tracking.picture import draw_report
 
-    run.report(".json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    run.report(".md").write_text(as_text(report), encoding="utf-8")
+    write_whole(run.report(".md"), as_text(report))
     draw_report(
         run.report(".png"),
         {NAMES[name]: evaluation.interval for name, evaluation in outcome.test.items()},
         {step: evaluation.interval for step, evaluation in outcome.dev.items()},
         outcome.best_step,
+        STEPS[report["learns_from"]],
     )
+    write_whole(run.report(".json"), json.dumps(report, indent=2) + "\n")
 
 
 def as_text(report: Mapping[str, Any]) -> str:
     """The report as Markdown that also reads well in a terminal."""
+    step = STEPS[report["learns_from"]]
+    steps = f"{report['steps']} {step.replace('step', 'steps', 1)}"
     lines = [
-        f"# {report['model']} on {report['environment']}: {report['steps']} RL steps, seed {report['seed']}",
+        f"# {report['model']} on {report['environment']}: {steps}, seed {report['seed']}",
         "",
         "| held-out tasks | success | 95 % interval | n tasks | turns | tokens | endings |",
         "|---|---|---|---|---|---|---|",
@@ -87,9 +100,11 @@ def as_text(report: Mapping[str, Any]) -> str:
         )
     curve = ", ".join(f"{step}: {figures['success']:.1%}" for step, figures in report["dev"].items())
     seconds = ", ".join(f"{name} {value:.0f}" for name, value in report["seconds"].items())
+    compute = ", ".join(f"{name} {value / 1e6:.2f}" for name, value in report["compute"].items())
     lines += [
-        f"- dev success by RL step: {curve}; step {report['best_step']} was chosen on dev",
+        f"- dev success by {step}: {curve}; step {report['best_step']} was chosen on dev",
         f"- seconds: {seconds}",
+        f"- compute, in million forward-token passes: {compute}",
         "",
     ]
     return "\n".join(lines)

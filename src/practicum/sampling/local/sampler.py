@@ -12,7 +12,7 @@ import asyncio
 import copy
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +79,7 @@ class LocalSampler:
         version: int = 0,
     ) -> None:
         self._model = _own_copy(model, dtype)
+        self._learns = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         self._device = next(self._model.parameters()).device
         config = self._model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
@@ -156,7 +157,8 @@ class LocalSampler:
     async def load(self, weights: Weights) -> None:
         """Use these weights from the next token on; requests under way go on with them, from the tokens they have.
 
-        `tensors` are named as in the model's state dict; of tied parameters one name is enough. Raises UserError where
+        `tensors` are named as in the model's state dict; of tied parameters one name is enough, and what was frozen in
+        the model that this one was copied from (the base under an adapter) may be left out. Raises UserError where
         names or shapes differ, and has then changed nothing.
         """
         self._check_open()
@@ -337,7 +339,7 @@ class LocalSampler:
         return tuple(logprobs)
 
     def _load(self, weights: Weights) -> None:
-        _copy_weights(self._model, weights)
+        _copy_weights(self._model, weights, self._learns)
         self._version = weights.version
         self._slots.forget()
 
@@ -370,12 +372,12 @@ def _fast_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if flags & {"avx512_bf16", "amx_bf16"} else torch.float32
 
 
-def _copy_weights(model: PreTrainedModel, weights: Weights) -> None:
-    """Copy tensors into the model's parameters, after every name and shape was seen to fit."""
+def _copy_weights(model: PreTrainedModel, weights: Weights, needed: Set[str]) -> None:
+    """Copy tensors into the model's parameters, after every name and shape was seen to fit and none needed to lack."""
     own = model.state_dict(keep_vars=True)
     unknown = sorted(set(weights.tensors) - set(own))
     given = {id(own[name]) for name in weights.tensors if name in own}
-    missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in given)
+    missing = sorted(name for name, p in model.named_parameters() if name in needed and id(p) not in given)
     shapes = [
         f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
         for name, tensor in weights.tensors.items()

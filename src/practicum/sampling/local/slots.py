@@ -87,9 +87,11 @@ class Slots:
         return int(self.length_S[slot] - self.kept_S[slot])
 
     def forget(self) -> None:
-        """Keys and values are void: busy slots will compute theirs again, idle ones are empty."""
+        """Keys and values are void: busy slots will compute theirs again, idle ones are empty, as at the beginning."""
         self.kept_S[:] = 0
         self.length_S[~self.busy_S] = 0
+        if not self.busy_S.any():
+            self.released_S[:], self._releases = 0, 0
 
     def _common_prefix(self, tokens_T: Tokens) -> NDArray[np.int64]:
         length = len(tokens_T)
