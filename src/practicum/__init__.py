@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from practicum.verbs.checking import check
     from practicum.verbs.comparing import compare
     from practicum.verbs.evaluating import evaluate
+    from practicum.verbs.stepping import steps
     from practicum.verbs.training import train
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "check",
     "compare",
     "evaluate",
+    "steps",
     "tool",
     "train",
 ]
@@ -71,6 +73,7 @@ _NAMES_IN = {
     "verbs.checking": "check",
     "verbs.comparing": "compare",
     "verbs.evaluating": "evaluate",
+    "verbs.stepping": "steps",
     "verbs.training": "train",
 }
 _HOMES = {name: f"practicum.{module}" for module, names in _NAMES_IN.items() for name in names.split()}

@@ -7,6 +7,7 @@ import math
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -47,6 +48,8 @@ class TasksConfig:
     "So many fresh training tasks, made by the world, are practised in place of those of `train`; 0 means none."
     seed: int = 0
     "Of the split itself; another seed gives another split."
+    digest: str = ""
+    "Of tasks that a call brought: written by practicum, so that a run is resumed with its own; else empty."
 
 
 SYSTEM = {
@@ -66,6 +69,8 @@ class AgentConfig:
     "What the model is told before its tools; 'auto' is what suits the format, in SYSTEM."
     format: str = "auto"
     "How calls are written: 'compact', 'hermes', or 'auto' by the model's template; at an endpoint 'auto' is its own."
+    patience: int = 3
+    "Replies in a row that cannot be read before the agent gives up."
 
 
 @dataclass(frozen=True)
@@ -234,19 +239,29 @@ class RunConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
 
 
-def load(path: Path | str, settings: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe and apply `section.key=value` settings. Raises UserError naming file, key and what is known."""
-    path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"the recipe {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"the recipe {path} is not TOML: {error}") from None
+def load(recipe: Path | str | Mapping[str, Any], settings: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe, from a TOML file or from its sections as dicts, and apply `section.key=value` settings.
+
+    Raises UserError naming file, key and what is known.
+    """
+    if isinstance(recipe, Mapping):
+        table, path = deepcopy(dict(recipe)), Path("the recipe")
+    else:
+        table, path = read(Path(recipe)), Path(recipe)
     for setting in settings:
         apply(table, setting)
     source = " --set ".join([f"{path} with", *settings]) if settings else str(path)
     return checked(parsed(RunConfig, table, source, ""), source)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table in a TOML file. Raises UserError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"the recipe {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"the recipe {path} is not TOML: {error}") from None
 
 
 def apply(table: dict[str, Any], setting: str) -> None:
@@ -315,13 +330,14 @@ def typed(value: Any, hint: Any, where: str) -> Any:
 
 
 LEAST = {
-    "tasks.train tasks.dev tasks.test sampler.slots simulator.concurrency simulator.turns simulator.tokens_per_turn "
-    "simulator.context_tokens imitation.attempts imitation.rows_per_update trainer.tasks_per_step "
-    "trainer.epochs trainer.minibatches trainer.tokens_per_microbatch trainer.checkpoint_every evaluation.dev_attempts "
-    "evaluation.test_attempts": 1,
+    "tasks.train tasks.dev tasks.test agent.patience sampler.slots simulator.concurrency simulator.turns "
+    "simulator.tokens_per_turn simulator.context_tokens imitation.attempts imitation.rows_per_update "
+    "trainer.tasks_per_step trainer.epochs trainer.minibatches trainer.tokens_per_microbatch trainer.checkpoint_every "
+    "evaluation.dev_attempts evaluation.test_attempts": 1,
     "tasks.made imitation.demonstrations imitation.epochs imitation.plateau imitation.warmup_updates trainer.steps "
     "trainer.minutes trainer.budget trainer.replace_silent_groups trainer.warmup_updates trainer.weight_decay "
-    "trainer.kl trainer.gamma trainer.gae_lambda critic.warmup_updates critic.warmup_steps lora.rank evaluation.temperature": 0,
+    "trainer.kl trainer.gamma trainer.gae_lambda critic.warmup_updates critic.warmup_steps lora.rank "
+    "evaluation.temperature": 0,
 }
 "The least value of a number that makes sense, by the names of those that share it."
 POSITIVE = (
@@ -332,7 +348,7 @@ POSITIVE = (
 )
 "Numbers that must be above 0."
 CHOICES = {
-    "agent.kind": ("tool_loop",),
+    "agent.kind": ("tool_loop", "own"),
     "agent.format": ("auto", "compact", "hermes"),
     "sampler.kind": ("local", "api"),
     "imitation.demonstrator": ("expert", "api"),

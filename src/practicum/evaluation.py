@@ -64,6 +64,29 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a training run came to."""
+
+    test: Mapping[str, Evaluation]
+    "'base', 'warm-up' and 'rl' (or 'imitation'): each measured once, on tasks that nobody learned from or chose by."
+    dev: Mapping[int, Evaluation]
+    "Step -> success on dev after it."
+    steps: int
+    "Steps really done."
+    best_step: int
+    "The step whose weights were best on dev; the earliest among equals."
+    seconds: Mapping[str, float]
+    "Wall time by phase."
+    compute: Mapping[str, float]
+    "Forward-token passes by phase: 'warm-up', 'rl' or 'imitation'."
+
+
+def best_of(dev: Mapping[int, Evaluation]) -> int:
+    """The step with the highest success on dev, the earliest among equals."""
+    return max(sorted(dev), key=lambda step: dev[step].interval.estimate)
+
+
 async def evaluate(
     tasks: Sequence[Task],
     attempts: int,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of the loop, as `build.py` reads them from a recipe.
+    """The numbers of the loop, as `build` reads them from a recipe.
 
     Example: plan = plan_of(config.load("recipes/retail.toml")); plan.steps -> 20
     """

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from practicum.curriculum.curriculum import Curriculum
-from practicum.evaluation import Evaluation, Place, evaluated, resumed
+from practicum.evaluation import Evaluation, Outcome, Place, best_of, evaluated, resumed
 from practicum.learning.advantages import has_signal
-from practicum.learning.trainer import STATE, Trainer, rewards_of
+from practicum.learning.trainer import Trainer, rewards_of
 from practicum.plan import Plan
 from practicum.runs import checkpoint
 from practicum.runs.database import Database
@@ -24,13 +23,13 @@ from practicum.sampling.sampler import Sampler
 from practicum.simulator.collect import collect
 from practicum.simulator.episode import Stage, run_episode
 from practicum.tracking.console import Console
-from practicum.tracking.tracker import Tracker
-from practicum.types import Group, Task, Trajectory, Weights
+from practicum.tracking.tracker import Tracker, timed
+from practicum.types import Group, Step, Task, Trajectory, Weights
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What does it: built by `build.py`, introduced to one another here."""
+    """What does it: built by `build`, introduced to one another here."""
 
     run: Run
     database: Database
@@ -54,33 +53,32 @@ class Parts:
     "Forward-token passes of this process so far: one for a token read or sampled, three for one trained on."
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a training run came to."""
-
-    test: Mapping[str, Evaluation]
-    "'base', 'warm-up' and 'rl' (or 'imitation'): each measured once, on tasks that nobody learned from or chose by."
-    dev: Mapping[int, Evaluation]
-    "Step -> success on dev after it."
-    steps: int
-    "Steps really done."
-    best_step: int
-    "The step whose weights were best on dev; the earliest among equals."
-    seconds: Mapping[str, float]
-    "Wall time by phase."
-    compute: Mapping[str, float]
-    "Forward-token passes by phase: 'warm-up', 'rl' or 'imitation'."
-
-
 async def train(parts: Parts, plan: Plan, resume: bool = False) -> Outcome:
     """Warm up, learn by reinforcement, choose on dev, measure on test once.
 
     `resume` goes on behind the newest checkpoint. Raises PracticumError when no attempt of a step could be scored.
     Whatever was collected is in the database.
     """
-    newest = checkpoint.newest(parts.run.checkpoints) if resume else None
-    step, seconds = go_on(parts, newest) if newest else await begin(parts, plan)
     dev: dict[int, Evaluation] = {}
+    seconds: dict[str, float] = {}
+    async for _ in steps(parts, plan, resume, dev, seconds):
+        pass
+    with timed(seconds, "test"):
+        test = await final_test(parts, plan, best_of(dev))
+    compute = {"warm-up": spent(parts, "warm-up/compute"), plan.learned_by: spent(parts, "compute")}
+    return Outcome(test, dev, max(dev), best_of(dev), seconds, compute)
+
+
+async def steps(
+    parts: Parts, plan: Plan, resume: bool, dev: dict[int, Evaluation], seconds: dict[str, float]
+) -> AsyncGenerator[Step]:
+    """Warm-up, then one step after another; success on dev and wall time are put into `dev` and `seconds`.
+
+    Whoever leaves between two steps leaves a checkpoint of the last one.
+    """
+    newest = checkpoint.newest(parts.run.checkpoints) if resume else None
+    step, before = go_on(parts, newest) if newest else await begin(parts, plan)
+    seconds |= before
     for done in range(step + 1):
         if done == 0 or is_measured(parts, plan, done, seconds if done == step else {}):
             await measure_dev(parts, plan, dev, done, seconds)
@@ -89,16 +87,18 @@ async def train(parts: Parts, plan: Plan, resume: bool = False) -> Outcome:
         while step < plan.steps and not is_over(parts, plan, step, seconds):
             step += 1
             with timed(seconds, plan.learned_by):
-                await learn(parts, plan, step)
+                found = await learn(parts, plan, step)
             if is_measured(parts, plan, step, seconds):
                 await measure_dev(parts, plan, dev, step, seconds)
-            if step in dev or step % plan.checkpoint_every == 0:
+            if is_kept := step in dev or step % plan.checkpoint_every == 0:
                 keep(parts, step, {0, best_of(dev)}, seconds)
             phase.advance()
-    with timed(seconds, "test"):
-        test = await final_test(parts, plan, best_of(dev))
-    compute = {"warm-up": spent(parts, "warm-up/compute"), plan.learned_by: spent(parts, "compute")}
-    return Outcome(test, dev, step, best_of(dev), seconds, compute)
+            try:
+                yield found
+            except GeneratorExit:
+                if not is_kept:
+                    keep(parts, step, {0, best_of(dev)}, seconds)
+                raise
 
 
 async def begin(parts: Parts, plan: Plan) -> tuple[int, dict[str, float]]:
@@ -161,7 +161,7 @@ async def demonstrations(parts: Parts, tasks: Sequence[Task]) -> list[Trajectory
     return shown
 
 
-async def one_step(parts: Parts, plan: Plan, step: int) -> None:
+async def one_step(parts: Parts, plan: Plan, step: int) -> Step:
     """One step of reinforcement learning, strictly on-policy."""
     began, before = time.monotonic(), parts.passes()
     await parts.sampler.load(parts.trainer.publish())
@@ -180,16 +180,19 @@ async def one_step(parts: Parts, plan: Plan, step: int) -> None:
         "compute": parts.passes() - before,
     }
     log(parts, metrics, step)
+    return Step(step, tuple(groups), metrics)
 
 
-async def imitate_further(parts: Parts, plan: Plan, step: int) -> None:
+async def imitate_further(parts: Parts, plan: Plan, step: int) -> Step:
     """One step of further imitation on the training demonstrations: an epoch, or an equal share of the budget."""
     began, before = time.monotonic(), parts.passes()
     known = {task.id for task in parts.splits["train"]}
     shown = [t for g in parts.database.groups("demonstration", 0) for t in g if t.task_id in known]
     share = plan.budget * step / plan.steps - spent(parts, "compute")
     metrics = parts.trainer.imitate(shown, plan.rows_per_update, share if plan.budget else 0.0)
-    log(parts, metrics | {"seconds": time.monotonic() - began, "compute": parts.passes() - before}, step)
+    metrics |= {"seconds": time.monotonic() - began, "compute": parts.passes() - before}
+    log(parts, metrics, step)
+    return Step(step, (), metrics)
 
 
 async def practise(parts: Parts, plan: Plan, step: int) -> list[Group]:
@@ -256,11 +259,6 @@ def log(parts: Parts, metrics: Mapping[str, float], step: int) -> None:
         tracker.log(metrics, step)
 
 
-def best_of(dev: Mapping[int, Evaluation]) -> int:
-    """The step with the highest success on dev, the earliest among equals."""
-    return max(sorted(dev), key=lambda step: dev[step].interval.estimate)
-
-
 def keep(parts: Parts, step: int, keep_steps: Collection[int], seconds: Mapping[str, float]) -> None:
     """Checkpoint a step; of the older ones only `keep_steps` stay, without what it takes to go on."""
 
@@ -269,14 +267,4 @@ def keep(parts: Parts, step: int, keep_steps: Collection[int], seconds: Mapping[
         (folder / "curriculum.json").write_text(json.dumps(parts.curriculum.state()))
         (folder / "seconds.json").write_text(json.dumps(seconds))
 
-    checkpoint.save(parts.run.checkpoints, step, write, keep_steps, newest_only=STATE)
-
-
-@contextmanager
-def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Adds the seconds spent inside to a named sum."""
-    began = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
+    checkpoint.save(parts.run.checkpoints, step, write, keep_steps, newest_only=checkpoint.STATE)

@@ -241,6 +241,18 @@ class Group:
         return iter(self.trajectories)
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of learning, after it: Step(number=3, groups=(...), metrics={"success": 0.41, "loss": -0.02, ...})."""
+
+    number: int
+    "From 1."
+    groups: tuple[Group, ...]
+    "What was learned from, in order of task id; empty where a step imitated demonstrations."
+    metrics: Mapping[str, float]
+    "What was logged of it, by name."
+
+
 @dataclass(frozen=True)
 class Weights:
     """A published set of parameters: Weights(version=4, digest="9f2c…", tensors={...})."""

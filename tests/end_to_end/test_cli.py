@@ -169,7 +169,7 @@ MISTAKES = [
     (f"evaluate {RETAIL} {NOOP} --tasks empty.jsonl", r"empty.jsonl holds no row; write one JSON object per line"),
     (f"evaluate {RETAIL} {NOOP} --tasks broken.jsonl", r"broken.jsonl, line 3: this is not JSON"),
     (f"evaluate {RETAIL} {NOOP} --tasks twice.jsonl", r"twice.jsonl, line 2: id 'mine_1' is already that of line 1"),
-    (f"evaluate {TINY} {NOOP} --tasks empty.jsonl", r"the tiny environment reads no files of tasks"),
+    (f"evaluate {TINY} {NOOP} --tasks empty.jsonl", r"empty.jsonl holds no task; write one JSON object per line"),
     (f"evaluate {RETAIL} {NOOP} --out file", r"file is there already; name a new file"),
     ("show absent", r"absent does not exist; name the folder that was trained into"),
     ("show folder", r"folder holds none; name the folder that was trained into"),

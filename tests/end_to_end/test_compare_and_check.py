@@ -72,7 +72,8 @@ def test_a_mistake_is_a_message_on_stderr_and_exit_code_2(called, command, messa
     [
         ("check --help", "RECIPE --set --no-timing --json expert context_tokens memory downloaded 2"),
         ("compare --help", "--json pass@k pass^k Holm runs/mine:test evaluate --out"),
-        ("--help", "check compare"),
+        ("experiment --help", "FILE --folder --jobs --only --seed --json results/table.md baseline skipped [train]"),
+        ("--help", "check compare experiment"),
     ],
 )
 def test_help_names_every_option_and_what_comes_of_it(called, command, words):

@@ -49,7 +49,7 @@ HOMES_OF = {
 }
 "Libraries used in several files, with the folders they may be used in. Any other outside package lives in one file."
 
-CONFIG_READERS = ("build.py", "verbs/", "cli/")
+CONFIG_READERS = ("build/", "verbs/", "cli/")
 "verbs and cli turn a recipe into a RunConfig and hand it on; only build looks inside."
 
 BROAD_EXCEPT = {("errors.py", "boundary")}
@@ -173,7 +173,7 @@ def undeclared_problems(root: Path, project: Mapping[str, Any]) -> list[str]:
 
 
 def config_problems(root: Path) -> list[str]:
-    """Parts are built by build.py from the config and never read it themselves."""
+    """Parts are built by build from the config and never read it themselves."""
     return [
         f"{file}:{line}: imports {name}; only {', '.join(CONFIG_READERS)} know the config, pass the values in"
         for file, _, tree in sources(root)
@@ -378,7 +378,7 @@ def test_imports_downwards_and_within_a_folder_are_fine(tmp_path: Path) -> None:
     files = {
         "simulator/collect.py": "from practicum.simulator import episode\nfrom .recorder import Recorder\nimport asyncio",
         "config.py": "from practicum.errors import UserError",
-        "build.py": "def build():\n    from practicum.learning.trainer import Trainer",
+        "build/parts.py": "def build():\n    from practicum.learning.trainer import Trainer",
         "runs/__init__.py": "from practicum.cli import main",
     }
     assert floor_problems(house(tmp_path, files)) == []
@@ -414,7 +414,7 @@ def test_an_outside_package_that_is_not_declared_is_caught(tmp_path: Path) -> No
 
 def test_a_part_that_reads_the_config_is_caught(tmp_path: Path) -> None:
     files = {
-        "build.py": "import practicum.config",
+        "build/parts.py": "import practicum.config",
         "cli/main.py": "from practicum.config import read",
         "learning/trainer.py": "\nfrom practicum.config import RunConfig",
         "training.py": "from practicum import config",

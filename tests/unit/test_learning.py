@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from practicum.errors import UserError
+from practicum.learning import attention
 from practicum.learning.advantages import has_signal, leave_one_out
 from practicum.learning.algorithms import Knobs, loop
 from practicum.learning.batches import Row, rows_of
@@ -189,6 +190,12 @@ def test_the_gradient_does_not_depend_on_how_trees_are_split_into_micro_batches(
     whole = gradient(trees_of)
     for budget in (30, 60):
         assert (gradient(trees_of, budget) - whole).norm() / whole.norm() < 1e-6
+
+
+def test_the_gradient_does_not_depend_on_whether_attention_weights_are_kept_or_computed_again(monkeypatch):
+    kept = gradient(trees_of)
+    monkeypatch.setattr(attention, "KEPT_UP_TO", 4)
+    assert (gradient(trees_of) - kept).norm() / kept.norm() < 1e-6
 
 
 def test_learning_raises_what_was_rewarded_and_lowers_what_was_not():

@@ -119,3 +119,13 @@ def test_the_recipe_of_the_whole_shop_leaves_room_for_the_expert() -> None:
         shop.reset(task)
         assert len(shop.solve(task.secret)) < recipe.simulator.turns, task.id
     assert Counter(task.data["level"] for task in tasks) == {1: 68, 2: 68, 3: 68, 4: 68}
+
+
+def test_fresh_tasks_take_the_place_of_those_that_are_practised_and_share_nothing_with_what_is_held_out():
+    plain, fresh = (build.tasks_of(config.load("recipes/retail.toml", [f"tasks.made={n}"])) for n in (0, 100))
+    assert (plain["dev"], plain["test"]) == (fresh["dev"], fresh["test"])
+    assert (len(plain["train"]), len(fresh["train"])) == (72, 100)
+    contents = {content_of(writes_in(task)) for tasks in plain.values() for task in tasks}
+    assert not contents & {content_of(writes_in(task)) for task in fresh["train"]}
+    held_out = {task.data["user_id"] for name in ("dev", "test") for task in plain[name]}
+    assert not held_out & {task.data["user_id"] for task in fresh["train"]}

@@ -79,7 +79,7 @@ LIMITS = Limits(
 def stage(replies, environment=Counter, agent=None, **limits):
     return Stage(
         open_environment=environment,
-        agent=agent or ToolLoop("Count."),
+        agent=agent or ToolLoop("Count.", patience=3),
         sampler=ScriptedSampler([said(reply) for reply in replies]),
         renderer=RENDERER,
         limits=replace(LIMITS, **limits),
@@ -401,3 +401,8 @@ def test_a_slow_synchronous_tool_delays_no_other_episode():
 def test_use_refuses_a_call_when_there_is_no_environment():
     with pytest.raises(ValueError, match="no environment"):
         asyncio.run(recorder([]).use(ToolCall("up", {})))
+
+
+def test_the_default_agent_gives_up_after_replies_in_a_row_that_cannot_be_read():
+    trajectory = play(["?", "up()", "?", "?", "?", "up()"], turns=8)
+    assert trajectory.ending is Ending.FINISHED and len(trajectory.turns) == 5

@@ -13,7 +13,9 @@ import torch
 from practicum import build, config
 from practicum.errors import UserError
 from practicum.learning.algorithms import Knobs, loop, ppo, reinforce, rloo
+from practicum.learning.batches import rows_of
 from practicum.learning.critic import Critic
+from practicum.learning.forest import trees_of
 from practicum.learning.policy import Policy, digest_of
 from practicum.learning.trainer import CriticSettings, Leash, Trainer
 from practicum.learning.updater import UpdateSettings
@@ -117,6 +119,16 @@ def test_credit_returns_to_the_rows_in_the_order_of_time():
     rewards = coach.rewards_of(groups)
     rows = coach.credited(groups, rewards, coach.pack(groups, rewards))
     assert {row.turns: row.advantages for row in rows} == {(0, 2): (0.25, 1.0), (1,): (0.5,)}
+
+
+def test_imitation_takes_the_passes_it_is_given_and_one_update_at_least():
+    coach, shown = trainer(), [attempt(n, 1.0) for n in range(6)]
+    rows = rows_of(shown[0])
+    one_update = 3 * sum(len(tree.tokens_U) for tree in trees_of(rows))  # read, and twice as much to go back
+    before = coach.passes
+    assert coach.imitate(shown, rows_per_update=1)["updates"] == 6 and coach.passes == before + 6 * one_update
+    assert coach.imitate(shown, rows_per_update=1, passes=3.5 * one_update)["updates"] == 4
+    assert coach.imitate(shown, rows_per_update=1, passes=-1.0)["updates"] == 1
 
 
 def test_without_a_leash_nothing_is_scored_twice_and_with_one_the_reference_stays():

@@ -48,13 +48,18 @@ class Counting:
     """A learner whose whole policy is how many steps it made."""
 
     def __init__(self):
-        self.version, self.skill, self.learned = 0, 0, []
+        self.version, self.skill, self.learned, self.imitated = 0, 0, [], []
         self.advantages = {}
 
     def learn(self, groups):
         self.learned.append(groups)
         self.skill += 1
         return {"groups": float(len(groups))}
+
+    def imitate(self, demonstrations, rows_per_update, passes):
+        self.imitated.append((demonstrations, passes))
+        self.skill += 1
+        return {}
 
     def refer(self):
         self.referred_at = self.skill
@@ -123,9 +128,7 @@ def trained(tmp_path, plays, **changes):
 
 
 def test_the_weights_that_are_tested_are_base_warm_up_and_those_best_on_dev_each_once(tmp_path):
-    outcome, _, sampler, steps, _ = trained(
-        tmp_path, lambda skill, seed: skill == 2, demonstrations=2, warms_up=True
-    )
+    outcome, _, sampler, steps, _ = trained(tmp_path, lambda skill, seed: skill == 2, demonstrations=2, warms_up=True)
     assert outcome.best_step == 2 and steps == [0, 2, 3]
     assert sampler.loaded == [0, 0, 1, 1, 2, 2, 3, -1, 0, 2]  # dev and a step in turns, then the three tests
     assert {name: found.interval.estimate for name, found in outcome.test.items()} == {"base": 0, "warm-up": 0, "rl": 1}
@@ -144,6 +147,26 @@ def test_the_last_step_is_measured_on_dev_whether_asked_for_or_not(tmp_path):
 def test_no_step_begins_after_the_minutes_are_over_and_the_last_one_is_measured(tmp_path):
     outcome, *_ = trained(tmp_path, lambda skill, seed: True, minutes=1e-9, dev_steps=())
     assert outcome.steps == 1 and sorted(outcome.dev) == [0, 1]
+
+
+def test_no_step_begins_after_the_budget_is_spent_and_compute_is_told_by_phase(tmp_path):
+    outcome, learner, *_ = trained(tmp_path, lambda skill, seed: True, budget=150.0, dev_steps=())  # a step takes 100
+    assert outcome.steps == learner.skill == 2 and list(outcome.dev) == [0, 2]
+    assert outcome.compute == {"warm-up": 0, "rl": 200}
+
+
+def test_without_steps_only_what_the_warm_up_taught_is_tested(tmp_path):
+    outcome, *_ = trained(tmp_path, lambda skill, seed: True, steps=0, demonstrations=2, warms_up=True)
+    assert list(outcome.test) == ["base", "warm-up"] and (outcome.steps, outcome.best_step) == (0, 0)
+
+
+def test_steps_of_imitation_share_the_budget_and_learn_from_training_demonstrations_only(tmp_path):
+    outcome, learner, *_ = trained(
+        tmp_path, lambda skill, seed: True, learns_from="demonstrations", demonstrations=2, budget=900.0
+    )
+    assert [passes for _, passes in learner.imitated] == [300, 500, 700]  # what is due less what was spent
+    assert {len(shown) for shown, _ in learner.imitated} == {2}
+    assert list(outcome.test) == ["base", "imitation"] and outcome.compute == {"warm-up": 0, "imitation": 300}
 
 
 def test_silent_groups_are_replaced_by_other_tasks_up_to_the_bound(tmp_path):

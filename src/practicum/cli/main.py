@@ -73,6 +73,7 @@ def practicum(
     practicum show runs/mine                                 which tasks it can do now
     practicum show runs/mine --task ID                       what it did there, what was learned from
     practicum compare runs/mine:test                         was it RL, or chance?
+    practicum experiment FILE.toml                           arms times seeds, one table
 
     Results go to stdout, progress and messages to stderr. Exit codes: 0 done, 1 the run failed, 2 a mistake in what
     was asked, 130 stopped by Ctrl-C (a second Ctrl-C stops at once).
@@ -124,7 +125,8 @@ def train(
     from practicum import config
     from practicum.verbs import reporting, training
 
-    run, report = training.train(config.load(find_recipe(recipe), settings or ()), folder, recipe.stem, resume)
+    loaded = config.load(find_recipe(recipe), settings or ())
+    run, report = training.train(loaded, folder, name=recipe.stem, resume=resume)
     print(
         json.dumps({"run": str(run), **report})
         if as_json
@@ -156,7 +158,7 @@ def evaluate(
     split: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            metavar="NAME", help="The recipe's tasks: train, dev or test. [default: test]", show_default=False
+            metavar="NAME", help="The recipe's tasks: train, dev, test or all. [default: test]", show_default=False
         ),
     ] = None,
     attempts: Annotated[int, typer.Option(metavar="N", help="Attempts at each task.")] = 1,
@@ -208,7 +210,7 @@ def evaluate(
         model=model,
         policy=policy,
         tasks=tasks,
-        split=split or "test",
+        split=split or ("all" if tasks else "test"),
         attempts=attempts,
         examples=examples,
         out=out,
@@ -280,6 +282,62 @@ def compare(
 
     comparison = comparing.compare(*systems)
     print(json.dumps(comparison.summary()) if as_json else comparing.as_text(comparison))
+
+
+@app.command()
+def experiment(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="An experiment, in TOML; see docs/experiments.md.", show_default=False),
+    ],
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FOLDER",
+            help="Where results and runs are kept. [default: the file's own, else runs/NAME]",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Trials at once, which share the cores.")] = 1,
+    only: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="ARM", help="Only this arm, and those it starts from; may be repeated."),
+    ] = None,
+    seed: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(metavar="N", help="Only this seed; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Do an experiment, arms times seeds, and say which differences are shown.
+
+    A trial is an arm of the file with one seed: a training run, or an evaluation. What is finished is skipped, and what
+    was begun goes on, whenever and however it was stopped. Every arm is set against the baseline arm: paired by seed
+    with a t interval, and paired by task with all seeds pooled.
+
+    \b
+    The folder then holds
+      results/ARM-seedN.json           a trial, written when it is finished
+      results/table.md, .json, .png    all of them, with intervals
+      runs/ARM-seedN                   its run (practicum show FOLDER)
+
+    \b
+    practicum experiment benchmarks/experiments/headline.toml
+    practicum experiment benchmarks/experiments/headline.toml --only rl --seed 0 --jobs 2
+
+    Every mistake in the file is told, with arm and key, before anything is done. A trial that fails does not stop the
+    others; the command then ends with exit code 1. Needs the extra [train].
+    """
+    from practicum.verbs import experimenting, tabling
+
+    results, table = experimenting.experiment(
+        file, folder, jobs=jobs, only=only or (), seeds=seed or (), find_recipe=find_recipe
+    )
+    print(
+        json.dumps({"results": str(results), **table})
+        if as_json
+        else f"\n{tabling.as_text(table)}\ntable: {results / 'table.md'}"
+    )
 
 
 @app.command()

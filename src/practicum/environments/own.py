@@ -69,8 +69,8 @@ def check_environment(opener: Any) -> None:
             method = getattr(environment, name, None)
             if not callable(method) and name in ("reset", "verify"):
                 raise UserError(
-                    f"{type(environment).__name__} is no environment: it has no method {name}; it needs reset(task) and "
-                    "verify(secret)"
+                    f"{type(environment).__name__} is no environment: it has no method {name}; it needs reset(task) "
+                    "and verify(secret)"
                 )
             check_plain(method, f"{type(environment).__name__}.{name}")
         _ = Toolbox(environment).specs
@@ -104,7 +104,9 @@ def check_takes(function: Callable[..., Any], argument: str, names: str) -> None
     try:
         inspect.signature(function).bind(None, None)
     except TypeError as error:
-        raise UserError(f"{argument}= is called as {name_of(function)}({names}), which it does not take: {error}") from None
+        raise UserError(
+            f"{argument}= is called as {name_of(function)}({names}), which it does not take: {error}"
+        ) from None
 
 
 def name_of(given: Any) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 from practicum.environments.retail import BUILT_LEVELS, Retail, check_levels
 from practicum.environments.retail_data import database, original_payment
+from practicum.environments.task_sets import lines_of, object_in
 from practicum.environments.tools import Toolbox
 from practicum.errors import ToolError, UserError
 from practicum.types import Task, ToolCall
@@ -71,16 +69,9 @@ def read_rows(path: str | Path) -> list[Row]:
     is missing, unreadable or empty.
     """
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the tasks file {path}: {error}") from error
     rows: list[Row] = []
     line_of: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in lines_of(path):
         where = f"{path}, line {number}"
         row = checked_row(line, where)
         if row["id"] in line_of:
@@ -95,15 +86,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 def checked_row(line: str, where: str) -> Row:
     """One line as a row. Raises UserError, beginning with `where`, for anything that is not one."""
-    try:
-        row = json.loads(line)
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{where}: half a character, {error.object[error.start]!r}, is no text") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: this is not JSON ({error}); write one object per line") from error
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: a row must be an object, found {type(row).__name__}")
+    row = object_in(line, where)
     for name, kind in FIELDS.items():
         if name not in row:
             raise UserError(f"{where}: field {name!r} is missing; a row needs {', '.join(FIELDS)}")

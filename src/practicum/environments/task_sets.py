@@ -104,8 +104,8 @@ def read_tasks(path: str | Path) -> list[Task]:
     return tasks
 
 
-def task_of(line: str, where: str) -> Task:
-    """One line as a task. Raises UserError, beginning with `where`, for anything that is not one."""
+def object_in(line: str, where: str) -> dict[str, Any]:
+    """The JSON object that a line is. Raises UserError, beginning with `where`, for anything else."""
     try:
         row = json.loads(line)
         json.dumps(row, ensure_ascii=False).encode()
@@ -114,7 +114,13 @@ def task_of(line: str, where: str) -> Task:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: this is not JSON ({error}); write one object per line") from error
     if not isinstance(row, dict):
-        raise UserError(f"{where}: a task must be an object, found {type(row).__name__}")
+        raise UserError(f"{where}: a row must be an object, found {type(row).__name__}")
+    return row
+
+
+def task_of(line: str, where: str) -> Task:
+    """One line as a task. Raises UserError, beginning with `where`, for anything that is not one."""
+    row = object_in(line, where)
     for name in NEEDED:
         if not row.get(name):
             raise UserError(f"{where}: {name!r} is missing or empty; a task needs {', '.join(NEEDED)}")
@@ -154,7 +160,7 @@ def split_tasks(tasks: Sequence[Task], counts: Mapping[str, int], seed: int) -> 
     random.Random(stream_seed("split", seed)).shuffle(families)
     splits: dict[str, list[Task]] = {name: [] for name in counts}
     for family in families:
-        name = next((name for name in reversed(counts) if len(splits[name]) < counts[name]), None)
+        name = next((name for name in reversed(list(counts)) if len(splits[name]) < counts[name]), None)
         if name is not None:
             splits[name] += family[: counts[name] - len(splits[name])]
     if any(len(splits[name]) < count for name, count in counts.items()):
@@ -168,7 +174,7 @@ def split_tasks(tasks: Sequence[Task], counts: Mapping[str, int], seed: int) -> 
 
 
 def families_of(tasks: Sequence[Task]) -> list[list[Task]]:
-    """Tasks that belong into one split together: those that have a key of APART in common, directly or through others."""
+    """Tasks that belong into one split together: they have a key of APART in common, directly or through others."""
     families: dict[str, list[Task]] = {}
     family_of: dict[tuple[str, str], str] = {}
     for task in sorted(tasks, key=lambda task: task.id):

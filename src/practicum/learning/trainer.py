@@ -24,10 +24,8 @@ from practicum.learning.forest import Tree, micro_batches, trees_of
 from practicum.learning.policy import Policy, weights_of
 from practicum.learning.updater import Updater, UpdateSettings
 from practicum.models.load import HuggingFaceTokenizer, load_tensors, save_model, save_tensors
+from practicum.runs.checkpoint import STATE
 from practicum.types import Group, Trajectory, Weights
-
-STATE = "trainer.safetensors"
-"What a run needs to go on: parameters, optimizer moments, the critic. Of the newest checkpoint only."
 
 
 @dataclass(frozen=True)

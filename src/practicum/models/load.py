@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from practicum.errors import Failure, MissingExtra, UserError, boundary
 from practicum.models import adapter
 from practicum.models.known import ModelFiles, find
+from practicum.models.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -260,6 +261,7 @@ def _torch() -> Any:
         import transformers  # noqa: F401
     except ImportError as error:
         raise MissingExtra("transformers", "train") from error
+    keep_freed_memory()
     return torch
 
 

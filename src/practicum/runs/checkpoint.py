@@ -15,6 +15,9 @@ COMPLETE = re.compile(r"step-(\d{6,})")
 PARTIAL = ".partial-"
 "Begins the name of every folder that is being written or deleted; none of them is ever read."
 
+STATE = "trainer.safetensors"
+"What a run needs to go on: parameters, optimizer moments, the critic. Of the newest checkpoint only."
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

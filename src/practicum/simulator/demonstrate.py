@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from practicum.environments.environment import Environment, Solvable
+from practicum.environments.environment import Environment, Solvable, close
 from practicum.environments.tools import Toolbox
 from practicum.errors import PracticumError, UserError, boundary
 from practicum.sampling.scripted import ScriptedSampler
@@ -52,7 +52,7 @@ def at_random(environment: Environment, task: Task, attempt: int) -> list[ToolCa
             "object": {},
         }.get(schema["type"], draw.choice(words))
 
-    chosen = [draw.choice(specs) for _ in range(draw.randint(1, 4))]
+    chosen = [draw.choice(specs) for _ in range(draw.randint(1, 4))] if specs else []
     return [ToolCall(s.name, {name: value(p) for name, p in s.parameters["properties"].items()}) for s in chosen]
 
 
@@ -74,7 +74,7 @@ async def demonstrate(stage: Stage, policy: Policy, task: Task, attempt: int) ->
             specs = Toolbox(environment).specs
             calls = policy(environment, task, attempt)
         finally:
-            environment.close()
+            close(environment)
     return await spoken(stage, specs, calls, "", task, attempt)
 
 
@@ -151,7 +151,7 @@ async def retold(stage: Stage, trajectory: Trajectory, task: Task) -> Trajectory
     try:
         tools = Toolbox(environment).specs
     finally:
-        environment.close()
+        close(environment)
     return await spoken(stage, tools, calls, trajectory.answer, task, 0)
 
 

@@ -7,11 +7,11 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from practicum.agents.agent import Agent
-from practicum.environments.environment import Environment, Listening
+from practicum.environments.environment import Environment, Listening, close
 from practicum.environments.tools import Toolbox
 from practicum.errors import EpisodeOver, Failure, boundary, traced
 from practicum.rewards.reward import weighted
@@ -80,7 +80,8 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
             toolbox=Toolbox(environment) if environment else None,
             opening=opening or "",
         )
-        ending, answer, error = await played(stage.agent, task, recorder, stage.limits.seconds)
+        told = replace(task, secret={})
+        ending, answer, error = await played(stage.agent, told, recorder, stage.limits.seconds)
         if recorder.mistake is not None:
             raise recorder.mistake
         if ending.discarded:
@@ -102,7 +103,7 @@ async def closed(environment: Environment | None, seconds: float) -> None:
     """Let go of an environment. What happens there comes after the verdict, so that it changes nothing."""
     if environment is not None:
         with contextlib.suppress(Failure), boundary("environment close"):
-            await within(seconds, asyncio.to_thread(environment.close))
+            await within(seconds, asyncio.to_thread(close, environment))
 
 
 async def opened(stage: Stage, task: Task) -> tuple[Environment | None, str | None]:

@@ -50,6 +50,24 @@ def seed_interval(
     return SeedInterval(mean, max(lowest, mean - half), min(highest, mean + half), n, deviation)
 
 
+def seed_p(values: Sequence[float]) -> float:
+    """Two-sided p-value of one difference per seed: Student's paired t test of a mean of 0.
+
+    Where all seeds gave the same difference, s is 0 and t says nothing: the p-value is then that of the signs,
+    2 / 2^n, or 1 for no difference. Raises ValueError for fewer than two seeds.
+
+    Example: seed_p([0.1, 0.2, 0.3]) -> 0.0742
+    """
+    n = len(values)
+    if n < 2:
+        raise ValueError(f"a test over seeds needs two seeds or more, found {n}")
+    mean = math.fsum(values) / n
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    if deviation < 1e-12:
+        return 1.0 if abs(mean) < 1e-12 else 2 / 2**n
+    return 2 * (1 - t_cdf(abs(mean) / (deviation / math.sqrt(n)), n - 1))
+
+
 def t_quantile(probability: float, freedom: int) -> float:
     """The number that Student's t with `freedom` degrees stays below with this probability, in (0.5, 1).
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from practicum.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which colour-blind people can tell apart.
 GREY, ORANGE, BLUE, INK = "#8a8a8a", "#e69f00", "#0072b2", "#333333"
@@ -26,6 +28,25 @@ STYLE = {
 }
 
 
+@contextmanager
+def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure, sizes in inches, saved when the `with` ends in order. Raises MissingExtra without matplotlib."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "train") from error
+    with mpl.rc_context(STYLE):
+        # A figure of its own: pyplot would leave a global window and pick a backend.
+        figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(wspace=0.08))
+        FigureCanvasAgg(figure)
+        yield figure
+        metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
+        figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)
+
+
 def draw_report(
     path: Path,
     bars: Mapping[str, Interval],
@@ -37,30 +58,51 @@ def draw_report(
 
     `bars` maps the name of a system to its success on the test tasks, in the order to be drawn; `curve` a step to
     success on the dev tasks; `chosen_step` is the checkpoint that the test was read with, `step` what a step is called.
-    The kind of file follows from the path's suffix (.png, .svg, .pdf). Raises MissingExtra without matplotlib, ValueError for no bars.
+    The kind of file follows from the path's suffix (.png, .svg, .pdf). Raises MissingExtra without matplotlib,
+    ValueError for no bars.
 
     Example: draw_report(run.report(".png"), {"as it comes": base, "after RL": last}, {0: first, 10: last}, 10)
     """
     if not bars:
         raise ValueError("a picture needs at least one system to draw")
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "train") from error
-    with mpl.rc_context(STYLE):
-        # A figure of its own: pyplot would leave a global window and pick a backend.
-        figure = Figure(figsize=(9.6 if curve else 4.8, 3.6), layout=ConstrainedLayoutEngine(wspace=0.08))
-        FigureCanvasAgg(figure)
+    with drawn(path, 9.6 if curve else 4.8, 3.6) as figure:
         axes = figure.subplots(1, 2 if curve else 1, squeeze=False, width_ratios=[1, 1.15] if curve else [1])[0]
         draw_systems(axes[0], bars)
         if curve:
             draw_curve(axes[1], curve, chosen_step, step)
         figure.supxlabel("whiskers and band: 95 % intervals over tasks", fontsize=9, color=GREY)
-        metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
-        figure.savefig(path, dpi=160, facecolor="white", metadata=metadata)
+
+
+def draw_arms(path: Path, seeds: Mapping[str, Sequence[float]], intervals: Mapping[str, tuple[float, float]]) -> None:
+    """Draw test success of each arm of an experiment: a dot a seed, the mean, and its interval where there is one.
+
+    Raises MissingExtra without matplotlib. Example: draw_arms(path, {"rl": [0.6, 0.7]}, {"rl": (0.02, 1.0)})
+    """
+    with drawn(path, 8.0, 1.4 + 0.5 * len(seeds)) as figure:
+        axes = figure.subplots()
+        for place, (name, values) in enumerate(seeds.items()):
+            mean = sum(values) / len(values)
+            if name in intervals:
+                axes.plot(intervals[name], (place, place), color=BLUE, linewidth=2, zorder=2)
+            axes.plot(values, [place] * len(values), "o", color=ORANGE, markersize=6, alpha=0.8, zorder=3)
+            axes.plot(mean, place, "|", color=BLUE, markersize=18, markeredgewidth=3, zorder=4)
+            axes.annotate(
+                f"{100 * mean:.1f} %, n = {len(values)}",
+                (1.02, place),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                weight="bold",
+            )
+        axes.set_yticks(range(len(seeds)), list(seeds))
+        axes.set_ylim(len(seeds) - 0.5, -0.5)
+        axes.set_xlim(-0.02, 1.02)
+        axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        axes.grid(axis="x", color="#e3e3e3", zorder=0)
+        axes.tick_params(length=0)
+        axes.set_title("Success on held-out tasks", loc="left")
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        figure.supxlabel("a dot a seed, a bar their mean; lines: 95 % intervals over seeds", fontsize=9, color=GREY)
 
 
 def draw_systems(axes: Axes, bars: Mapping[str, Interval]) -> None:

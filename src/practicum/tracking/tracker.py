@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -22,3 +24,13 @@ class Tracker(Protocol):
     def close(self) -> None:
         """Let go of files and connections; calling it twice does no harm."""
         ...
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Adds the seconds spent inside to a named sum."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began

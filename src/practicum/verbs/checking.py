@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from practicum import build
+from practicum.agents.agent import Agent
 from practicum.config import RunConfig, as_table
-from practicum.environments.environment import Solvable
+from practicum.environments.environment import Environment, Solvable, close
+from practicum.environments.own import Reward
+from practicum.environments.task_sets import overlaps, some
 from practicum.errors import MissingExtra, UserError
 from practicum.models.catalogue import KNOWN
 from practicum.models.known import find
 from practicum.models.shape import shape_of
-from practicum.sampling.scripted import ScriptedSampler
 from practicum.simulator.collect import collect
 from practicum.simulator.demonstrate import POLICIES, demonstrate
 from practicum.simulator.episode import Stage
@@ -40,32 +39,42 @@ from practicum.verbs.interruption import interruptible
 RATES = (0.25, 0.5, 0.75)
 "Success rates that detectable differences are told for: nobody knows the real one yet."
 SIGNAL_RATES = (0.02, 0.05, 0.1, 0.25, 0.5)
-SHOWN = 5
-"So many ids are named; the rest is counted."
 
 Played = Mapping[str, Mapping[str, Sequence[Trajectory]]]
 "Split -> policy -> its episodes, one per task."
 
 
-def check(config: RunConfig, *, timing: bool = True) -> Findings:
+def check(
+    recipe: build.Recipe,
+    *,
+    tasks: build.Tasks | None = None,
+    environment: Callable[[], Environment] | None = None,
+    agent: Agent | None = None,
+    reward: Reward | None = None,
+    timing: bool = True,
+) -> Findings:
     """Look at a recipe before a run: tasks, limits, detectable differences, settings, memory and time. Trains nothing.
 
     Every task is played by the expert where there is one, by nobody and at random; nothing is downloaded. With
     `timing` the recipe's model is loaded, if it is on this machine, and timed for some seconds. Raises UserError where
-    the recipe has no tasks that can be played; whatever else is wrong is in `problems`.
+    the recipe has no tasks that can be played; whatever else is wrong is in `problems`. For tasks, environment, agent
+    and reward see `train`; scripts speak through the default loop, whatever agent is given.
 
-    Example: check(config.load("recipes/retail.toml"), timing=False).problems -> []
+    Example: check("recipes/retail.toml", timing=False).problems -> []
     """
+    config, own = build.settled(recipe, tasks=tasks, environment=environment, agent=agent, reward=reward)
     found = Findings()
-    splits = build.tasks_of(config)
+    splits = build.tasks_of(config, own)
     found.problems += overlaps(splits)
     with found.complaint():
-        build.check_rewards(config, splits["train"][0])
+        build.check_rewards(config, splits["train"][0], own)
+    with found.complaint():
+        build.check_expert(config, own)
     with found.complaint(), build.torch_needed():
         build.algorithm_of(config)
-    stage, unit = stage_with_tokens(config, found)
+    stage, unit = stage_with_tokens(config, own, found)
     stage = replace(stage, reward_weights={"success": 1.0})  # a wrong weight was complained of once
-    played = interruptible(play(stage, splits, policies_for(config, found), config.simulator.concurrency))
+    played = interruptible(play(stage, splits, policies_for(config, own, found), config.simulator.concurrency))
     judge(played, found)
     lengths = fitting(config, played, unit, found)
     planned(config, found)
@@ -74,36 +83,7 @@ def check(config: RunConfig, *, timing: bool = True) -> Findings:
     return found
 
 
-SHARED: dict[str, Callable[[Task], str]] = {
-    "ids": lambda task: task.id,
-    "scenarios": lambda task: task.scenario_id,
-    "users": lambda task: str(task.data.get("user_id", "")),
-    "contents": lambda task: json.dumps(
-        [" ".join(task.prompt.split()), task.data, task.secret], sort_keys=True, default=str
-    ),
-}
-"What keeps two splits apart: for each a key of a task, empty where the task has none."
-
-
-def overlaps(splits: Mapping[str, Sequence[Task]]) -> list[str]:
-    """What two splits share that they must not, and ids that occur twice in one."""
-    problems = []
-    for name, tasks in splits.items():
-        ids = Counter(task.id for task in tasks)
-        if twice := sorted(task_id for task_id, count in ids.items() if count > 1):
-            problems.append(f"{name} holds an id several times: {some(twice)}; results are paired by id")
-    for one, other in combinations(splits, 2):
-        for what, key_of in SHARED.items():
-            known = {key_of(task) for task in splits[one]} - {""}
-            if both := [task.id for task in splits[other] if key_of(task) in known]:
-                problems.append(
-                    f"{one} and {other} share {what}: those of {some(both)} in {other}; keep the splits apart, or what "
-                    "is measured was practised"
-                )
-    return problems
-
-
-def stage_with_tokens(config: RunConfig, found: Findings) -> tuple[Stage, str]:
+def stage_with_tokens(config: RunConfig, own: build.Own, found: Findings) -> tuple[Stage, str]:
     """A stage for scripted policies that counts in the model's tokens, or in bytes where that tokenizer is not here."""
     try:
         find(config.model.name, progress=False, download=False)
@@ -115,30 +95,24 @@ def stage_with_tokens(config: RunConfig, found: Findings) -> tuple[Stage, str]:
                 f"{config.model.name} is not on this machine and would be looked for when the run begins: lengths "
                 "are in bytes, of which there are never fewer than tokens"
             )
-        return build.scripted_stage(config), "bytes"
+        return build.scripted_stage(config, own), "bytes"
     try:
         renderer = build.renderer_of(config, scripted=False)
     except UserError as refused:
         (found.notes if isinstance(refused, MissingExtra) else found.problems).append(str(refused))
-        return build.scripted_stage(config), "bytes"
-    return build.stage_of(config, ScriptedSampler([]), renderer, 1.0), "tokens"
+        return build.scripted_stage(config, own), "bytes"
+    return build.scripted_stage(config, own, renderer), "tokens"
 
 
-def policies_for(config: RunConfig, found: Findings) -> list[str]:
+def policies_for(config: RunConfig, own: build.Own, found: Findings) -> list[str]:
     """The scripts that can play in this world."""
-    environment = build.world(config).open()
+    environment = build.world(config, own).open()
     try:
         if isinstance(environment, Solvable):
             return list(POLICIES)
     finally:
-        environment.close()
+        close(environment)
     found.notes.append("the environment has no solve(secret), so nobody knows whether its tasks can be done")
-    imitation = config.imitation
-    if imitation.demonstrations and imitation.demonstrator == "expert":
-        found.problems.append(
-            f"imitation.demonstrations is {imitation.demonstrations}, but the environment has no expert: give it "
-            "solve(secret) -> calls, or set imitation.demonstrations = 0"
-        )
     return [name for name in POLICIES if name != "expert"]
 
 
@@ -300,9 +274,3 @@ def settings_of(config: RunConfig) -> dict[str, dict[str, Any]]:
             name = f"{section}.{key}" if key else section
             found[name] = {"value": setting, "default": default, "differs": setting != default}
     return found
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few, and how many more."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from practicum import build
+from practicum.agents.agent import Agent
 from practicum.config import RunConfig
+from practicum.environments.environment import Environment
+from practicum.environments.own import Reward
 from practicum.errors import UserError
 from practicum.evaluation import Evaluation
 from practicum.simulator.demonstrate import POLICIES, demonstrate, worked_examples
@@ -46,24 +48,29 @@ class Measured:
 
 
 def evaluate(
-    config: RunConfig,
+    recipe: build.Recipe,
     *,
+    tasks: build.Tasks | None = None,
+    environment: Callable[[], Environment] | None = None,
+    agent: Agent | None = None,
+    reward: Reward | None = None,
     model: str | None = None,
     policy: str | None = None,
-    tasks: Path | None = None,
     split: str = "test",
     attempts: int = 1,
     examples: int = 0,
-    out: Path | None = None,
+    out: str | Path | None = None,
 ) -> Measured:
-    """Success of a model, or of a scripted policy (expert, noop, random), on a split or on a user's file of tasks.
+    """Success of a model, or of a scripted policy (expert, noop, random), on a split, or with split="all" on all tasks.
 
+    For recipe, tasks, environment, agent and reward see `train`: with the same ones the splits are the same, so that
+    "test" holds what was not practised. A script speaks through the default loop, whatever agent is given.
     With `examples` the model is shown so many training tasks as the expert does them before each request.
     Raises UserError for what cannot be done: an unknown model, policy or split, a broken tasks file, no torch. With
     `out` every trajectory is written to a new database there, each task as it is finished. KeyboardInterrupt passes and
     says how far it came.
 
-    Example: evaluate(config.load("recipes/retail.toml"), policy="expert").summary()["success"] -> 1.0
+    Example: evaluate("recipes/retail.toml", policy="expert").summary()["success"] -> 1.0
     """
     if attempts < 1:
         raise UserError(f"--attempts must be at least 1, found {attempts}")
@@ -75,22 +82,22 @@ def evaluate(
         raise UserError(
             f"--examples {examples}: a number from 0 upwards, of examples shown to a model; a policy reads none"
         )
-    skipped, invalid = {}, {}
-    if tasks is None:
-        chosen = tasks_of_split(config, split)
-    else:
-        config, rows = build.tasks_in(config, tasks)
-        chosen, skipped, invalid = list(rows.tasks), rows.skipped, rows.invalid
+    if examples and agent is not None:
+        raise UserError(f"--examples {examples}: they are shown by the default loop; an agent of your own reads none")
+    whole = split == "all"
+    config, own = build.settled(recipe, tasks=tasks, environment=environment, agent=agent, reward=reward, whole=whole)
+    chosen = tasks_of_split(config, own, split)
+    out = Path(out) if out is not None else None
     with stored(out) as store:
         if policy is not None:
-            stage = build.scripted_stage(config)
+            stage = build.scripted_stage(config, own)
             episode: Any = partial(demonstrate, stage, POLICIES[policy])
         else:
-            shown = examples_for(config, examples, chosen)
-            stage = build.model_stage(config, model or config.model.name, shown)
+            shown = examples_for(config, replace(own, splits=None) if whole else own, examples, chosen)
+            stage = build.model_stage(config, model or config.model.name, shown, own)
             episode = partial(run_episode, stage)
         if not chosen:
-            return Measured(None, skipped, invalid)
+            return Measured(None, own.skipped, own.invalid)
         done: list[Group] = []
 
         def finished(group: Group) -> None:
@@ -102,28 +109,28 @@ def evaluate(
         except KeyboardInterrupt:
             where = f"their trajectories are in {out}" if out else "with --out FILE they would have been kept"
             raise KeyboardInterrupt(f"{len(done)} of {len(chosen)} tasks were finished; {where}") from None
-    return Measured(result, skipped, invalid)
+    return Measured(result, own.skipped, own.invalid)
 
 
-def tasks_of_split(config: RunConfig, split: str) -> list[Task]:
-    """One of the recipe's splits."""
-    splits = build.tasks_of(config)
-    if split not in splits:
-        raise UserError(f"there is no split {split!r}; known: {', '.join(splits)}")
-    return list(splits[split])
+def tasks_of_split(config: RunConfig, own: build.Own, split: str) -> list[Task]:
+    """One of the splits of a recipe or a call, or all of them."""
+    splits = build.tasks_of(config, own)
+    if split not in (*splits, "all"):
+        raise UserError(f"there is no split {split!r}; known: {', '.join(splits)}, all")
+    return [task for name, tasks in splits.items() if split in (name, "all") for task in tasks]
 
 
-def examples_for(config: RunConfig, count: int, measured: Sequence[Task]) -> Sequence[Message]:
+def examples_for(config: RunConfig, own: build.Own, count: int, measured: Sequence[Task]) -> Sequence[Message]:
     """The first training tasks as the expert does them. Raises UserError where they are among those to be measured."""
     if count == 0:
         return ()
-    train = tasks_of_split(config, "train")
+    train = tasks_of_split(config, own, "train")
     if count > len(train):
         raise UserError(f"--examples {count} is more than the recipe's {len(train)} training tasks")
     shown = train[:count]
     if overlap := sorted({task.id for task in shown} & {task.id for task in measured}):
         raise UserError(f"--examples shows {', '.join(overlap)} to the model, so it cannot be measured there")
-    return asyncio.run(worked_examples(build.scripted_stage(config), shown))
+    return interruptible(worked_examples(build.scripted_stage(config, own), shown))
 
 
 async def measured(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum import build
-from practicum.config import RunConfig
+from practicum.config import RunConfig, warms_up
 from practicum.models.shape import ModelShape
 from practicum.types import SamplingParams, Trajectory
 from practicum.verbs.interruption import interruptible
@@ -190,13 +190,15 @@ def expected_seconds(config: RunConfig, sizes: Mapping[str, int], lengths: Lengt
     learned = trainer.tasks_per_step * group_tokens(lengths, simulator.group_size) * trainer.epochs / pace.trained
     learned *= 2 if trainer.algorithm == "ppo" else 1
     learned *= 4 / 3 if trainer.kl else 1
-    rl = trainer.steps * (played(trainer.tasks_per_step, simulator.group_size) + learned)
+    epoch = config.imitation.demonstrations * lengths.whole / pace.trained
+    steps, rl = "reinforcement", trainer.steps * (played(trainer.tasks_per_step, simulator.group_size) + learned)
+    if trainer.learns_from == "demonstrations":
+        steps, rl = "further imitation", trainer.budget / (3 * pace.trained) or trainer.steps * epoch
     measured = len({step for step in evaluation.dev_steps if step < trainer.steps} | {trainer.steps})
-    tests = 1 + (config.imitation.demonstrations > 0) + evaluation.base
-    shown = config.imitation.demonstrations * lengths.whole * config.imitation.epochs / pace.trained
+    tests = (trainer.steps > 0) + warms_up(config) + evaluation.base
     return {
-        "warm-up, at most": shown * 7 / 6,  # half as many on dev, forward only
-        "reinforcement": min(rl, 60 * trainer.minutes) if trainer.minutes else rl,
+        "warm-up, at most": config.imitation.epochs * epoch * 7 / 6,  # half as many on dev, forward only
+        steps: min(rl, 60 * trainer.minutes) if trainer.minutes else rl,
         "dev": measured * played(sizes["dev"], evaluation.dev_attempts),
         "test": tests * played(sizes["test"], evaluation.test_attempts),
     }

@@ -11,19 +11,17 @@ from practicum.runs.run import write_whole
 from practicum.statistics.comparison import Difference, paired_difference
 
 if TYPE_CHECKING:
-    from practicum.training import Outcome
+    from practicum.evaluation import Outcome
 
 
 def reported(config: RunConfig, outcome: Outcome) -> dict[str, Any]:
     """The figures of a training run, differences paired task by task."""
     test = outcome.test
     *before, last = test
-    compared = {
-        f"{last} - {name}": paired_difference(test[last].successes, test[name].successes) for name in before
-    }
+    compared = {f"{last} - {name}": paired_difference(test[last].successes, test[name].successes) for name in before}
     return {
         "model": config.model.name,
-        "environment": config.environment.kind,
+        "environment": config.environment.options.get("name", config.environment.kind),
         "seed": config.seed,
         "learns_from": config.trainer.learns_from,
         "steps": outcome.steps,

@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from practicum import build
+from practicum.agents.agent import Agent
 from practicum.config import RunConfig
+from practicum.environments.environment import Environment
+from practicum.environments.own import Reward
 from practicum.errors import UserError
 from practicum.runs.provenance import now, provenance
 from practicum.verbs.interruption import interruptible
 from practicum.verbs.reporting import reported, write_report
 
 if TYPE_CHECKING:
-    from practicum.training import Outcome, Parts
+    from practicum.evaluation import Outcome
+    from practicum.training import Parts
 
 
 def train(
-    config: RunConfig, folder: Path | None = None, recipe: str = "run", resume: bool = False
+    recipe: build.Recipe,
+    folder: str | Path | None = None,
+    *,
+    tasks: build.Tasks | None = None,
+    environment: Callable[[], Environment] | None = None,
+    agent: Agent | None = None,
+    reward: Reward | None = None,
+    name: str | None = None,
+    resume: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """Warm up, learn by reinforcement, test, and write the report; returns the run folder and the report.
 
-    `resume` goes on with the run in `folder`; a run that is finished already gives its report again. Raises UserError
-    for what cannot be done, before any work. KeyboardInterrupt passes after everything is stored and says how far it
-    came.
+    `recipe` is a path, a table or a RunConfig. What a recipe cannot say is brought by the call: `tasks` (a list, split
+    as [tasks] says; a dict of splits; the path of a JSON-lines file), `environment` (a class), `agent` (a function) and
+    `reward` (a function, for agents without an environment). A new folder is called after `name`, else after the
+    recipe. `resume` goes on with the run in `folder`, given the same recipe and arguments; a run that is finished
+    already gives its report again.
+
+    Raises UserError for what cannot be done, before any work. KeyboardInterrupt passes after everything is stored and
+    says how far it came.
+
+    Example: folder, report = train("refunds.toml", tasks=tasks, environment=Shop)
     """
-    if resume and folder is None:
-        raise UserError("--resume needs --folder, the run to go on with")
-    folder = folder or Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    config, own, folder = asked(recipe, folder, name, resume, tasks, environment, agent, reward)
     source = provenance()
-    with build.parts_of(config, folder, resume) as parts:
+    with build.parts_of(config, folder, resume, own) as parts:
         if resume and parts.run.report(".json").is_file():
             parts.console.say(f"{folder} is finished already; this is its report")
             return folder, json.loads(parts.run.report(".json").read_text(encoding="utf-8"))
@@ -50,6 +68,29 @@ def train(
         except KeyboardInterrupt:
             raise KeyboardInterrupt(progress(parts, config.trainer.steps)) from None
     return folder, report
+
+
+def asked(
+    recipe: build.Recipe,
+    folder: str | Path | None,
+    name: str | None,
+    resume: bool,
+    tasks: build.Tasks | None,
+    environment: Callable[[], Environment] | None,
+    agent: Agent | None,
+    reward: Reward | None,
+) -> tuple[RunConfig, build.Own, Path]:
+    """The recipe as the call means it, what the call brings, and the run folder. Raises UserError."""
+    if resume and folder is None:
+        raise UserError("--resume needs --folder, the run to go on with")
+    config, own = build.settled(recipe, tasks=tasks, environment=environment, agent=agent, reward=reward)
+    if left_out := {**own.skipped, **own.invalid}:
+        first, reason = next(iter(left_out.items()))
+        raise UserError(
+            f"{len(left_out)} tasks of {tasks} cannot be practised, such as {first}: {reason}; take them out of it"
+        )
+    name = name or (Path(recipe).stem if isinstance(recipe, str | Path) else "run")
+    return config, own, Path(folder or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def progress(parts: Parts, steps: int) -> str:
