@@ -156,9 +156,11 @@ def evaluated(groups: Sequence[Group], seconds: float) -> Evaluation:
     played = [trajectory for group in groups for trajectory in group]
     endings = Counter(trajectory.ending.value for trajectory in played)
     successes = {group.task_id: tuple(t.success for t in group.valid) for group in groups if group.valid}
+    first = next((t.error for t in played if t.error), "no attempt was made")
     if not successes:
-        first = next((t.error for t in played if t.error), "no attempt was made")
         raise PracticumError(f"no attempt could be scored; endings: {dict(endings)}; the first failure was:\n{first}")
+    if {t.ending for group in groups for t in group.valid} == {Ending.AGENT_FAILED}:
+        raise PracticumError(f"the agent's code failed in every attempt ({len(played)}); the first time:\n{first}")
     if not any(trajectory.turns for trajectory in played):
         raise PracticumError(
             f"no episode came to a single model call; endings: {dict(endings)}. Does the opening prompt fit into "

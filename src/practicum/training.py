@@ -226,7 +226,8 @@ async def measure(
         concurrency=plan.concurrency,
         lockstep=plan.lockstep,
     )
-    log(parts, {f"{phase}/{name}": value for name, value in result.metrics().items()}, step)
+    if step not in {logged for logged, _, _ in parts.database.metrics(f"{phase}/success")}:
+        log(parts, {f"{phase}/{name}": value for name, value in result.metrics().items()}, step)
     return replace(result, groups=())
 
 

@@ -406,3 +406,36 @@ def test_use_refuses_a_call_when_there_is_no_environment():
 def test_the_default_agent_gives_up_after_replies_in_a_row_that_cannot_be_read():
     trajectory = play(["?", "up()", "?", "?", "?", "up()"], turns=8)
     assert trajectory.ending is Ending.FINISHED and len(trajectory.turns) == 5
+
+
+def test_what_a_world_and_an_agent_do_to_a_tasks_data_stays_in_the_attempt():
+    class Till:
+        def reset(self, task):
+            self.paid = task.data["paid"]
+            return "go"
+
+        @tool
+        def refund(self) -> str:
+            """Refund it."""
+            return str(self.paid.pop())
+
+        def verify(self, secret):
+            return {"success": float(secret["wanted"].pop() not in self.paid)}
+
+    async def agent(task, model):
+        task.data["paid"].clear()
+        return ""
+
+    task = Task("t", "", data={"paid": [1]}, secret={"wanted": [1]})
+    scene = replace(stage(["done()"]), open_environment=Till, agent=agent)
+    assert [asyncio.run(run_episode(scene, task, n)).success for n in range(2)] == [0.0, 0.0]
+    assert (task.data, task.secret) == ({"paid": [1]}, {"wanted": [1]})
+
+
+@pytest.mark.parametrize("answer", [5, ["a"], 0, Message("assistant", "words")])
+def test_an_answer_that_is_no_text_is_the_agents_failure(answer):
+    async def agent(task, model):
+        return answer
+
+    trajectory = play([], agent=agent)
+    assert trajectory.ending is Ending.AGENT_FAILED and "an answer is a str" in trajectory.error

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from practicum.config import CriticConfig, RunConfig, TrainerConfig
+from practicum.build.stages import torch_needed
+from practicum.config import CriticConfig, LoraConfig, RunConfig, TrainerConfig
 from practicum.errors import UserError
 from practicum.types import stream_seed
 
@@ -37,13 +38,16 @@ def algorithm_of(config: RunConfig) -> Algorithm:
     from practicum.learning.algorithms import Knobs, algorithm
 
     trainer = config.trainer
-    chosen = algorithm(trainer.algorithm, Knobs(trainer.clip, trainer.gamma, trainer.gae_lambda))
+    with torch_needed():
+        chosen = algorithm(trainer.algorithm, Knobs(trainer.clip, trainer.gamma, trainer.gae_lambda))
     default, names = TrainerConfig(), {"clip": "clip", "gamma": "gamma", "lam": "gae_lambda"}
     ignored = [
         f"trainer.{key}"
         for knob, key in names.items()
         if knob not in chosen.knobs and getattr(trainer, key) != getattr(default, key)
     ]
+    if config.lora.alpha != LoraConfig().alpha and not config.lora.rank:
+        ignored.append("lora.alpha (lora.rank is 0)")
     if config.critic != CriticConfig() and not chosen.needs_critic:
         ignored.append("[critic]")
     if not trainer.kl:

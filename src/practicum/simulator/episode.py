@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -53,6 +54,8 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
     Example: await run_episode(stage, task, attempt=0) -> Trajectory(..., ending=Ending.FINISHED)
     """
     began = time.monotonic()
+    # Attempts share a task, and a world may well change what it is handed.
+    task = replace(task, data=copy.deepcopy(task.data), secret=copy.deepcopy(task.secret))
 
     def ended(ending: Ending, recorder: Recorder | None, error: str = "", **rest: Any) -> Trajectory:
         return Trajectory(
@@ -80,7 +83,7 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
             toolbox=Toolbox(environment) if environment else None,
             opening=opening or "",
         )
-        told = replace(task, secret={})
+        told = replace(task, data=copy.deepcopy(task.data), secret={})
         ending, answer, error = await played(stage.agent, told, recorder, stage.limits.seconds)
         if recorder.mistake is not None:
             raise recorder.mistake
@@ -89,7 +92,7 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
         try:
             if answer and isinstance(environment, Listening):
                 with boundary("verifier"):
-                    environment.hear(str(answer))
+                    environment.hear(answer)
             rewards, reward = await verified(environment, task, stage)
         except Failure as failure:
             return ended(Ending.VERIFIER_FAILED, recorder, traced(failure), answer=answer)
@@ -141,15 +144,19 @@ async def played(agent: Agent, task: Task, recorder: Recorder, seconds: float) -
     finally:
         job.cancel()
     raised = None if job.cancelled() else job.exception()
-    answer = "" if raised is not None or job.cancelled() else job.result() or ""
+    answer = "" if raised is not None or job.cancelled() or job.result() is None else job.result()
+    text = answer if isinstance(answer, str) else None
     if recorder.flag is not None:
         unlike_limit = raised is not None and not isinstance(raised, EpisodeOver)
-        return recorder.flag, answer, recorder.error or (traced(raised) if unlike_limit and raised else "")
+        error = recorder.error or (traced(raised) if unlike_limit and raised else "")
+        return recorder.flag, text or "", error
     if raised is not None:
         if not isinstance(raised, Exception):
             raise raised
         return Ending.AGENT_FAILED, "", traced(raised)
-    return Ending.FINISHED, answer, ""
+    if text is None:
+        return Ending.AGENT_FAILED, "", f"the agent returned {answer!r}, a {type(answer).__name__}; an answer is a str"
+    return Ending.FINISHED, text, ""
 
 
 async def verified(environment: Environment | None, task: Task, stage: Stage) -> tuple[dict[str, float], float]:

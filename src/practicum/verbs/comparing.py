@@ -117,6 +117,9 @@ def compare(*systems: str | Path, **measured: Measured) -> Comparison:
 
     Example: compare("runs/mine:test"); compare("a.sqlite", "b.sqlite"); compare(old=evaluate(…), new=evaluate(…))
     """
+    for system in systems:
+        if not isinstance(system, str | Path):
+            raise UserError("what was just evaluated is given by name, as in compare(old=…, new=…)")
     found: dict[str, Sequence[Group]] = {}
     for name, groups in [pair for source in systems for pair in stored(str(source))]:
         if name in found:

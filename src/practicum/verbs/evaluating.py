@@ -76,6 +76,8 @@ def evaluate(
         raise UserError(f"--attempts must be at least 1, found {attempts}")
     if model == "":
         raise UserError("--model is empty; name a known model, a folder or a run")
+    if model is not None and policy is not None:
+        raise UserError("a model and a policy exclude each other: a script speaks instead of a model")
     if policy is not None and policy not in POLICIES:
         raise UserError(f"there is no policy {policy!r}; known: {', '.join(POLICIES)}")
     if examples < 0 or (examples and policy is not None):
@@ -87,6 +89,8 @@ def evaluate(
     whole = split == "all"
     config, own = build.settled(recipe, tasks=tasks, environment=environment, agent=agent, reward=reward, whole=whole)
     chosen = tasks_of_split(config, own, split)
+    if split == "test" and model is not None:
+        check_unseen(Path(model), chosen)
     out = Path(out) if out is not None else None
     with stored(out) as store:
         if policy is not None:
@@ -110,6 +114,29 @@ def evaluate(
             where = f"their trajectories are in {out}" if out else "with --out FILE they would have been kept"
             raise KeyboardInterrupt(f"{len(done)} of {len(chosen)} tasks were finished; {where}") from None
     return Measured(result, own.skipped, own.invalid)
+
+
+def check_unseen(model: Path, chosen: Sequence[Task]) -> None:
+    """Raise UserError where a run practised tasks that are to be its test, or chose its checkpoint by them."""
+    from practicum.runs.database import Database
+    from practicum.runs.run import CONFIG, Run
+
+    for folder in (model, *model.parents):
+        if (folder / CONFIG).is_file() and Run(folder).database.is_file():
+            with Database(Run(folder).database, read_only=True) as database:
+                seen = {
+                    task_id
+                    for (phase, _), tasks in database.successes().items()
+                    if phase in ("demonstration", "train", "dev")
+                    for task_id in tasks
+                }
+            if known := sorted(seen & {task.id for task in chosen}):
+                raise UserError(
+                    f"{len(known)} of the {len(chosen)} test tasks, such as {known[0]}, were practised by {folder} or "
+                    f"used to choose its checkpoint; measure it with its own recipe, {folder / CONFIG}, or ask for "
+                    "another --split"
+                )
+            return
 
 
 def tasks_of_split(config: RunConfig, own: build.Own, split: str) -> list[Task]:

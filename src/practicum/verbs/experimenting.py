@@ -46,6 +46,13 @@ def experiment(
     chosen = paper.chosen(only, seeds)
     if importlib.util.find_spec("matplotlib") is None:  # it draws the table: too late to hear of it then
         raise MissingExtra("matplotlib", "train")
+    results = paper.folder / "results"
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the results cannot be kept in {results}: {error.strerror or error}; name another --folder"
+        ) from None
     work = Work(paper, chosen, finished(paper), {}, Console())
     for trial in work.left():
         if (source := paper.arms[trial.arm].source) and (there := work.results.get(Trial(trial.seed, source))):
@@ -63,7 +70,7 @@ def experiment(
     if work.failed:
         reasons = "".join(f"\n  {trial}: {reason}" for trial, reason in work.failed.items())
         raise PracticumError(f"{work.standing}; the same command tries those that failed again:{reasons}")
-    return paper.folder / "results", found
+    return results, found
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,12 @@ def finished(experiment: Experiment) -> dict[Trial, Result]:
     for trial, config in experiment.configs.items():
         path = result_file(experiment, trial)
         if path.is_file():
-            found[trial] = json.loads(path.read_text(encoding="utf-8"))
-            before, now = found[trial]["asked"], asked(experiment.arms[trial.arm], config)
+            try:
+                found[trial] = json.loads(path.read_text(encoding="utf-8"))
+                before = found[trial]["asked"]
+            except (OSError, ValueError, KeyError, TypeError):
+                raise UserError(f"{path} is no result of a trial; delete it to have that done again") from None
+            now = asked(experiment.arms[trial.arm], config)
             if changed := [f"{key} was {old!r} and is {new!r}" for key, old, new in differences(before, now)]:
                 raise UserError(
                     f"{experiment.file}: arms.{trial.arm} has changed since seed {trial.seed} was finished: "
@@ -73,7 +77,6 @@ def done(experiment: Experiment, trial: Trial, results: Mapping[Trial, Result]) 
     """Do what a trial still lacks, keep its result and return it. Raises PracticumError; KeyboardInterrupt passes."""
     arm, source = experiment.arms[trial.arm], provenance()
     config, extra = given(experiment, trial, results)
-    result_file(experiment, trial).parent.mkdir(parents=True, exist_ok=True)
     figures = (trained if arm.kind == "train" else measured)(experiment, trial, config)
     compute = figures["compute"]
     before = extra.pop("compute_before")
