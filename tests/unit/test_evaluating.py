@@ -1,5 +1,7 @@
 """What an evaluation refuses to measure."""
 
+from pathlib import Path
+
 import pytest
 
 from practicum import build, compare, config, evaluate
@@ -23,7 +25,9 @@ def a_run_that_saw(folder, phase, task_id):
 def test_a_run_is_not_tested_on_what_it_practised_or_was_chosen_by(tmp_path, phase):
     run = a_run_that_saw(tmp_path / "run", phase, "seen")
     tasks = [Task("new", ""), Task("seen", "")]
-    for model in (run, run / "checkpoints" / "step-000001" / "model"):
+    stored = run / "checkpoints" / "step-000001" / "model"
+    stored.mkdir(parents=True)
+    for model in (run, stored):
         with pytest.raises(UserError, match=r"1 of the 2 test tasks, such as seen, were practised by .*run"):
             check_unseen(model, tasks)
     check_unseen(run, tasks[:1])
@@ -31,7 +35,11 @@ def test_a_run_is_not_tested_on_what_it_practised_or_was_chosen_by(tmp_path, pha
 
 def test_a_run_may_be_tested_again_on_what_it_was_tested_on(tmp_path):
     check_unseen(a_run_that_saw(tmp_path / "run", "test/rl", "seen"), [Task("seen", "")])
-    check_unseen(tmp_path / "SmolLM2-135M-Instruct", [Task("seen", "")])
+
+
+def test_a_known_model_is_no_model_of_the_run_in_whose_folder_one_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(a_run_that_saw(tmp_path / "run", "train", "seen"))
+    check_unseen(Path("SmolLM2-135M-Instruct"), [Task("seen", "")])
 
 
 def test_a_model_and_a_policy_exclude_each_other():

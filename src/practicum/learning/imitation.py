@@ -12,7 +12,7 @@ from practicum.learning.batches import Row, rows_of
 from practicum.learning.forest import Tree, micro_batches, trees_of
 from practicum.learning.losses import imitation
 from practicum.learning.policy import Policy
-from practicum.learning.updater import Updater, UpdateSettings
+from practicum.learning.updater import Objective, Updater, UpdateSettings
 from practicum.types import Trajectory
 
 
@@ -33,11 +33,7 @@ def imitate(
     """
     rows = [row for trajectory in demonstrations for row in rows_of(trajectory)]
     dev_rows = [row for trajectory in dev for row in rows_of(trajectory)]
-    updater = Updater(policy.trunk.trained, settings)
-
-    def objective(trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
-        return imitation(policy.score(trees).logprobs_P), {}
-
+    updater, objective = Updater(policy.trunk.trained, settings), likelihood(policy)
     order = np.random.default_rng(seed)
     best = mean_loss(policy, dev_rows, settings.tokens_per_microbatch)
     for epoch in range(1, epochs + 1):
@@ -49,6 +45,15 @@ def imitate(
         if dev_loss > best * (1 - plateau):
             return
         best = dev_loss
+
+
+def likelihood(policy: Policy) -> Objective:
+    """The loss of imitation: how unlikely each of the expert's tokens is to the policy."""
+
+    def objective(trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
+        return imitation(policy.score(trees).logprobs_P), {}
+
+    return objective
 
 
 @torch.no_grad()

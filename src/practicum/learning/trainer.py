@@ -21,6 +21,7 @@ from practicum.learning.algorithms import Algorithm
 from practicum.learning.batches import Row, in_time, rows_of
 from practicum.learning.critic import Critic
 from practicum.learning.forest import Tree, micro_batches, trees_of
+from practicum.learning.imitation import likelihood
 from practicum.learning.policy import Policy, weights_of
 from practicum.learning.updater import Updater, UpdateSettings
 from practicum.models.load import HuggingFaceTokenizer, load_tensors, save_model, save_tensors
@@ -123,13 +124,9 @@ class Trainer:
             order = self.random.permutation(len(rows))
             for part in np.array_split(order, max(1, round(len(rows) / rows_per_update))):
                 if not found or not passes or self.passes < until:
-                    found.append(self.updater.update([rows[n] for n in part], self.likelihood))
+                    found.append(self.updater.update([rows[n] for n in part], likelihood(self.policy)))
         self.steps += 1
         return means(found) | {"updates": float(len(found)), "refused_updates": float(self.updater.refused)}
-
-    def likelihood(self, trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of imitation per sampled position."""
-        return losses.imitation(self.policy.score(trees).logprobs_P), {}
 
     @property
     def passes(self) -> float:

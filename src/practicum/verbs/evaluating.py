@@ -89,8 +89,8 @@ def evaluate(
     whole = split == "all"
     config, own = build.settled(recipe, tasks=tasks, environment=environment, agent=agent, reward=reward, whole=whole)
     chosen = tasks_of_split(config, own, split)
-    if split == "test" and model is not None:
-        check_unseen(Path(model), chosen)
+    if split == "test" and policy is None:
+        check_unseen(Path(model or config.model.name), chosen)
     out = Path(out) if out is not None else None
     with stored(out) as store:
         if policy is not None:
@@ -121,7 +121,7 @@ def check_unseen(model: Path, chosen: Sequence[Task]) -> None:
     from practicum.runs.database import Database
     from practicum.runs.run import CONFIG, Run
 
-    for folder in (model, *model.parents):
+    for folder in (model, *model.parents) if model.exists() else ():  # a known model's name is no path
         if (folder / CONFIG).is_file() and Run(folder).database.is_file():
             with Database(Run(folder).database, read_only=True) as database:
                 seen = {
