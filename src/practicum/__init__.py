@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from practicum.verbs.checking import check
     from practicum.verbs.comparing import compare
     from practicum.verbs.evaluating import evaluate
+    from practicum.verbs.profiling import profile
     from practicum.verbs.stepping import steps
     from practicum.verbs.training import train
 
@@ -57,6 +58,7 @@ __all__ = [
     "check",
     "compare",
     "evaluate",
+    "profile",
     "steps",
     "tool",
     "train",
@@ -73,6 +75,7 @@ _NAMES_IN = {
     "verbs.checking": "check",
     "verbs.comparing": "compare",
     "verbs.evaluating": "evaluate",
+    "verbs.profiling": "profile",
     "verbs.stepping": "steps",
     "verbs.training": "train",
 }

@@ -81,7 +81,13 @@ class SamplerConfig:
     dtype: str = "auto"
     "bfloat16 where the processor has it, else float32; or one of the two by name."
     slots: int = 64
-    "Contexts whose keys and values are kept at once."
+    "Contexts that are computed at once."
+    memory_gb: float = 2.0
+    "The most that keys and values of the local sampler take; what had to make room is computed again."
+    deterministic: bool = False
+    "What the local sampler draws does not depend, to the bit, on what else it draws or drew."
+    weights: str = "process"
+    "How vLLM gets them: in this 'process', or in one of its own through shared 'memory' or a 'folder'."
     url: str = ""
     "Of the endpoint: sampler.kind 'api', imitation.demonstrator 'api'."
     key_env: str = ""
@@ -179,7 +185,8 @@ class TrainerConfig:
     "Updates per pass; 1 is strictly on-policy."
     precision: str = "auto"
     "float32 weights; 'autocast' computes in bfloat16, 'float32' does not, 'auto' measures which is faster."
-    tokens_per_microbatch: int = 1024
+    tokens_per_microbatch: int = 0
+    "Unique tokens that pass forward and backward together; 0 is what memory has room for and speed asks for."
     shuffled_rewards: bool = False
     "A control: rewards are dealt out at random among the attempts of a step; nothing can be learned."
     checkpoint_every: int = 5
@@ -332,12 +339,12 @@ def typed(value: Any, hint: Any, where: str) -> Any:
 LEAST = {
     "tasks.train tasks.dev tasks.test agent.patience sampler.slots simulator.concurrency simulator.turns "
     "simulator.tokens_per_turn simulator.context_tokens imitation.attempts imitation.rows_per_update "
-    "trainer.tasks_per_step trainer.epochs trainer.minibatches trainer.tokens_per_microbatch trainer.checkpoint_every "
+    "trainer.tasks_per_step trainer.epochs trainer.minibatches trainer.checkpoint_every "
     "evaluation.dev_attempts evaluation.test_attempts": 1,
     "tasks.made imitation.demonstrations imitation.epochs imitation.plateau imitation.warmup_updates trainer.steps "
     "trainer.minutes trainer.budget trainer.replace_silent_groups trainer.warmup_updates trainer.weight_decay "
-    "trainer.kl trainer.gamma trainer.gae_lambda critic.warmup_updates critic.warmup_steps lora.rank "
-    "evaluation.temperature": 0,
+    "trainer.kl trainer.gamma trainer.gae_lambda trainer.tokens_per_microbatch critic.warmup_updates "
+    "critic.warmup_steps lora.rank evaluation.temperature": 0,
 }
 "The least value of a number that makes sense, by the names of those that share it."
 POSITIVE = (
@@ -350,9 +357,10 @@ POSITIVE = (
 CHOICES = {
     "agent.kind": ("tool_loop", "own"),
     "agent.format": ("auto", "compact", "hermes"),
-    "sampler.kind": ("local", "api"),
+    "sampler.kind": ("local", "vllm", "api"),
     "imitation.demonstrator": ("expert", "api"),
     "sampler.dtype": ("auto", "bfloat16", "float32"),
+    "sampler.weights": ("process", "memory", "folder"),
     "trainer.learns_from": ("reward", "demonstrations"),
     "trainer.precision": ("auto", "autocast", "float32"),
     "trainer.kl_in": ("loss", "reward"),
@@ -394,6 +402,10 @@ def checked(config: RunConfig, source: str) -> RunConfig:
             for name in ("trainer.gamma", "trainer.gae_lambda")
         ),
         *endpoint_mistakes(config),
+        (
+            config.sampler.weights != SamplerConfig.weights and config.sampler.kind != "vllm",
+            "sampler.weights would have no effect: only sampler.kind 'vllm' reads it",
+        ),
         (any(step < 0 for step in config.evaluation.dev_steps), "evaluation.dev_steps are RL steps, from 0 upwards"),
         (
             config.imitation.demonstrations > (practised := config.tasks.made or config.tasks.train),

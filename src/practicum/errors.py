@@ -18,9 +18,10 @@ class UserError(PracticumError):
 class MissingExtra(UserError):
     """An optional package is not installed; the text holds the command that installs it."""
 
-    def __init__(self, package: str, extra: str) -> None:
+    def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
         super().__init__(
             f'this needs {package}, which is not installed; install it with: pip install "practicum[{extra}]"'
+            + (f"; {otherwise}" if otherwise else "")
         )
 
 
@@ -59,6 +60,11 @@ def boundary(whose: str, *meant: type[Exception]) -> Iterator[None]:
         if isinstance(error, (Failure, *meant)):
             raise
         raise Failure(whose, error) from error
+
+
+def counted(n: int, noun: str) -> str:
+    """How many of something, for a message: counted(1, "task") -> "1 task"; counted(2, "task") -> "2 tasks"."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def traced(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from practicum.curriculum.curriculum import Curriculum
 from practicum.evaluation import Evaluation, Outcome, Place, best_of, evaluated, resumed
 from practicum.learning.advantages import has_signal
 from practicum.learning.trainer import Trainer, rewards_of
+from practicum.ledger import Ledger, entries
 from practicum.plan import Plan
 from practicum.runs import checkpoint
 from practicum.runs.database import Database
@@ -51,6 +52,8 @@ class Parts:
     "Weights of a checkpoint folder."
     passes: Callable[[], float]
     "Forward-token passes of this process so far: one for a token read or sampled, three for one trained on."
+    ledger: Ledger
+    "Of whoever works in a step."
 
 
 async def train(parts: Parts, plan: Plan, resume: bool = False) -> Outcome:
@@ -163,22 +166,18 @@ async def demonstrations(parts: Parts, tasks: Sequence[Task]) -> list[Trajectory
 
 async def one_step(parts: Parts, plan: Plan, step: int) -> Step:
     """One step of reinforcement learning, strictly on-policy."""
-    began, before = time.monotonic(), parts.passes()
+    before, readings = parts.passes(), [parts.ledger.read()]
     await parts.sampler.load(parts.trainer.publish())
-    published = time.monotonic()
+    readings.append(parts.ledger.read())
     groups = sorted(await practise(parts, plan, step), key=lambda group: group.task_id)
-    collected = time.monotonic()
-    metrics = parts.trainer.learn(groups)
-    learned = time.monotonic()
+    readings.append(parts.ledger.read())
+    learning = parts.trainer.learn(groups)
+    readings.append(parts.ledger.read())
     parts.curriculum.observe(groups)
     parts.database.add_groups("train", step, groups, parts.trainer.advantages)
-    metrics |= evaluated(groups, collected - published).metrics() | {
-        "seconds/publish": published - began,
-        "seconds/collect": collected - published,
-        "seconds/learn": learned - collected,
-        "seconds": learned - began,
-        "compute": parts.passes() - before,
-    }
+    readings.append(parts.ledger.read())
+    found = entries(readings, groups, learning, parts.ledger.cost) | {"compute": parts.passes() - before}
+    metrics = learning | evaluated(groups, found["seconds/collect"]).metrics() | found
     log(parts, metrics, step)
     return Step(step, tuple(groups), metrics)
 

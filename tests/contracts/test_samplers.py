@@ -28,25 +28,34 @@ def scripted() -> tuple[Sampler, Weights]:
     return ScriptedSampler(babble, context_length=CONTEXT_LENGTH), Weights(1, "another")
 
 
-def local() -> tuple[Sampler, Weights]:
+def tiny(seed: int):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=128, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT_LENGTH,
+            initializer_range=0.15, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+def local() -> tuple[Sampler, Weights]:
+    model = tiny(0)
     from practicum.sampling.local.sampler import LocalSampler
 
-    def tiny(seed: int):
-        torch.manual_seed(seed)
-        return transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT_LENGTH,
-                initializer_range=0.2, pad_token_id=None, bos_token_id=None, eos_token_id=None,
-            )
-        )  # fmt: skip
-
-    return LocalSampler(tiny(0), slots=SLOTS, dtype="float32"), Weights(1, "another", tiny(1).state_dict())
+    return LocalSampler(model, slots=SLOTS, dtype="float32"), Weights(1, "another", tiny(1).state_dict())
 
 
-MAKERS: dict[str, Callable[[], tuple[Sampler, Weights]]] = {"scripted": scripted, "local": local}
+def vllm() -> tuple[Sampler, Weights]:
+    pytest.importorskip("vllm", reason="the sampler vllm needs vLLM: make vllm")
+    from practicum.sampling.vllm import VllmSampler
+
+    return VllmSampler(tiny(0), slots=SLOTS, dtype="float32"), Weights(1, "another", tiny(1).state_dict())
+
+
+MAKERS: dict[str, Callable[[], tuple[Sampler, Weights]]] = {"scripted": scripted, "local": local, "vllm": vllm}
 
 
 @pytest.fixture(params=MAKERS.values(), ids=MAKERS.keys())

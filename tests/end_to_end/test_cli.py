@@ -463,6 +463,7 @@ def test_a_run_is_shown_with_what_was_trained_and_without_colour_codes_in_a_pipe
     with Database(folder / "run.sqlite", read_only=True) as database:
         trained = next(found for found in database.stored("train") if any(map(any, found.advantages.values())))
         assert all(task_id in table for task_id in database.task_ids())
+    assert re.search(r"\na step took [\d.]+ s \(mean of \d+\): .*decode \d+%, .*; peak memory [\d.]+ GB\n$", table)
     task_id = trained.trajectory.task_id
     assert re.search(rf"{task_id} +\d/8 @\d", table)
     code, text, err = called("show", folder, "--task", task_id, "--phase", "train")

@@ -13,6 +13,7 @@ from practicum.verbs import forecasting
 
 ROOT = Path(__file__).parents[2]
 RETAIL, TINY = str(ROOT / "recipes" / "retail.toml"), str(ROOT / "recipes" / "tiny.toml")
+NO_TIME = "--no-timing --set tasks.train=4 --set tasks.dev=4 --set tasks.test=4"
 SMALL = [f"--set=tasks.{name}=12" for name in ("train", "dev", "test")]
 
 
@@ -40,7 +41,7 @@ def test_two_evaluations_are_compared_in_words_and_as_one_json_object(called):
     code, out, err = called("compare", "random", "expert", "--json")
     found = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
-    assert set(found) == {"n_tasks", "systems", "differences"}
+    assert set(found) == {"n_tasks", "systems", "differences", "notes"}
     assert found["differences"][0]["p_value"] == 2 / 2**12 and found["systems"][0]["k"] == 2
 
 
@@ -60,11 +61,26 @@ def test_what_was_just_evaluated_is_compared_from_python():
         ("check absent.toml", "the recipe absent.toml cannot be read"),
         (f"check {TINY} --set tasks.train=5000", "the tiny world has 2600 lamps"),
         (f"check {TINY} --set trainer.stesp=1", "unknown key trainer.stesp"),
+        (f"check {TINY} {NO_TIME} --set model.name=tiny-stat", "no model 'tiny-stat' was found. Tried:"),
+        (f"check {TINY} {NO_TIME} --set model.name=a/b/c", "has not the form of a hub id"),
+        (f"check {TINY} {NO_TIME} --set lora.rank=129", "lora.rank must lie between 1 and 128"),
     ],
 )
 def test_a_mistake_is_a_message_on_stderr_and_exit_code_2(called, command, message):
     code, out, err = called(*command.split())
-    assert (code, out) == (2, "") and message in err and "Traceback" not in err
+    assert code == 2 and message in err and "Traceback" not in err
+    assert out == "" or command.startswith("check")  # a check says what it found before what stands against it
+
+
+@pytest.mark.parametrize("command", [["train", TINY], ["experiment", "any.toml"]])
+def test_an_empty_folder_is_a_mistake_and_not_the_present_folder(called, command):
+    code, out, err = called(*command, "--folder", "")
+    assert (code, out) == (2, "") and "--folder is empty; name the folder" in err
+
+
+def test_one_task_is_not_called_tasks(called):
+    text = called("evaluate", TINY, "--policy", "noop", "--set=tasks.test=1")[1]
+    assert "n = 1 task, 1 attempt\n" in text
 
 
 @pytest.mark.parametrize(

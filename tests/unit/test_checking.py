@@ -68,7 +68,7 @@ def test_an_expert_that_fails_and_a_task_that_cannot_be_played_are_problems():
 def test_a_task_that_is_done_by_doing_nothing_is_told_but_stops_nobody():
     found = Findings()
     judge(played([episode("a")], noop=[episode("a", replies=(1,))]), found)
-    assert found.problems == [] and found.notes == ["1 tasks of test are done by doing nothing: a"]
+    assert found.problems == [] and found.notes == ["done by doing nothing: 1 task of test: a"]
 
 
 def test_a_prompt_that_leaves_no_room_is_a_problem_in_tokens_and_a_note_in_bytes():
@@ -77,7 +77,7 @@ def test_a_prompt_that_leaves_no_room_is_a_problem_in_tokens_and_a_note_in_bytes
         found = Findings()
         fitting(config, played([episode("a"), episode("b", opening=5)]), unit, found)
         assert (len(found.problems), len(found.notes)) == (problems, notes)
-        assert "the opening prompt of 1 tasks leaves no room" in (found.problems or found.notes)[0]
+        assert "the opening prompt of 1 task leaves no room" in (found.problems or found.notes)[0]
 
 
 def test_what_the_expert_needs_beyond_the_limits_is_told_with_the_tasks():
@@ -85,7 +85,7 @@ def test_what_the_expert_needs_beyond_the_limits_is_told_with_the_tasks():
     found = Findings()
     lengths = fitting(config, played([episode("a"), episode("b", opening=11)]), "tokens", found)
     assert (lengths.longest, lengths.turns, lengths.longest_reply, lengths.sampled) == (24, 2, 6, 10.0)
-    assert [note.split(" tasks")[0] for note in found.notes] == [
+    assert [note.split(" task")[0] for note in found.notes] == [
         "the expert needs more than simulator.context_tokens = 23 in 1",
         "the expert needs more than simulator.turns = 1 in 2",
         "the expert needs more than simulator.tokens_per_turn = 5 in 2",
@@ -108,7 +108,7 @@ def test_every_setting_is_listed_and_the_changed_ones_are_marked():
 
 # --- memory and time ------------------------------------------------------------------------------------------------
 
-SHAPE = ModelShape(1000, 2, 8, 16, 2, 4, 50, 64, 30)
+SHAPE = ModelShape(1000, 2, 8, 16, 2, 4, 50, 64, 30, 4)
 LENGTHS = Lengths(opening=20, longest_opening=22, sampled=5, whole=30, longest=33, turns=2, longest_reply=4)
 SMALL = RunConfig(simulator=SimulatorConfig(group_size=3, context_tokens=40))
 
@@ -118,7 +118,7 @@ def test_the_shape_of_a_model_is_read_from_its_files_without_loading_them():
     shape = shape_of(ModelFiles(SHIPPED / "tiny-start", "here"))
     assert shape.parameters == 259 * 128 + 4 * (4 * 128**2 + 3 * 128 * 512 + 2 * 128) + 128
     assert (shape.layers, shape.heads, shape.kv_width, shape.context) == (4, 4, 128, 512)
-    assert shape.adapter_per_rank == 4 * (4 * 256 + 3 * 640)
+    assert shape.adapter_per_rank == 4 * (4 * 256 + 3 * 640) and shape.narrowest == 128
 
 
 def test_files_that_do_not_say_the_shape_are_refused_by_name(tmp_path):

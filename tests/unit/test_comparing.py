@@ -60,6 +60,14 @@ def test_a_worse_system_is_called_worse_and_few_tasks_are_said_to_show_nothing(k
     assert compare(few, other).rows[0].verdict.endswith("with 4 tasks none could have been")
 
 
+def test_one_measurement_under_two_names_is_told_and_two_alike_are_not(kept):
+    one, copy, alike = kept("one", tasks(5, 3)), kept("copy", tasks(5, 3)), kept("alike", tasks(5, 3), tokens=3)
+    found = compare(one, copy, alike)
+    (note,) = found.summary()["notes"]
+    assert note.startswith("one.sqlite and copy.sqlite hold the very same attempts")
+    assert f"- warning: {note}" in as_text(found) and compare(one, alike).notes == ()
+
+
 def test_several_attempts_give_pass_at_k_of_the_fewest_and_no_mcnemar(kept):
     several = kept("several", {"x": (1, 0, 0), "y": (1, 1), "z": (0, 0, 0)})
     once = kept("once", {"x": (1,), "y": (1,), "z": (0,)})

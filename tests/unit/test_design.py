@@ -30,7 +30,7 @@ FLOORS = (
     ("environments", "sampling", "curriculum", "statistics", "runs"),
     ("learning", "rewards", "agents", "tracking", "skills"),
     ("simulator",),
-    ("evaluation", "plan"),  # a step below training, which measures dev success to choose its checkpoint
+    ("evaluation", "ledger", "plan"),  # a step below training, which measures dev success to choose its checkpoint
     ("training", "synthesis"),
     ("build",),
     ("verbs", "viewer", "serving", "cluster"),

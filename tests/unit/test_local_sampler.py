@@ -16,9 +16,9 @@ from practicum.types import Completion, SamplingParams, Weights
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from practicum.sampling.local.contexts import Contexts, Placement  # noqa: E402
 from practicum.sampling.local.draw import draw  # noqa: E402
 from practicum.sampling.local.sampler import LocalSampler  # noqa: E402
-from practicum.sampling.local.slots import Placement, Slots  # noqa: E402
 
 VOCABULARY = 259
 SMALL = {
@@ -119,7 +119,8 @@ async def test_a_prompt_that_a_group_shares_is_computed_once() -> None:
     sampler = LocalSampler(tiny(), slots=8, dtype="float32")
     shared = prompt(200)
     await asyncio.gather(*[sampler.sample(shared, SamplingParams(max_tokens=4, seed=seed)) for seed in range(8)])
-    assert sampler.counts == {"prefilled": 200 + 7, "reused": 7 * 199, "decoded": 32}
+    counted = {"prefilled": 200 + 7, "reused": 7 * 199, "recomputed": 0, "decoded": 32}
+    assert {name: sampler.counts[name] for name in counted} == counted
 
 
 async def test_groups_that_share_a_system_prompt_compute_it_once() -> None:
@@ -226,8 +227,8 @@ async def test_the_model_given_is_left_as_it_was() -> None:
 async def test_in_bfloat16_positions_stay_exact_and_logprobs_close() -> None:
     model = tiny()
     sampler = LocalSampler(model, dtype="bfloat16")
-    assert all(buffer.dtype == torch.float32 for buffer in sampler._model.buffers())
-    assert all(parameter.dtype == torch.bfloat16 for parameter in sampler._model.parameters())
+    assert all(buffer.dtype == torch.float32 for buffer in sampler._batch.model.buffers())
+    assert all(parameter.dtype == torch.bfloat16 for parameter in sampler._batch.model.parameters())
     completion = await sampler.sample(prompt(300), SamplingParams(max_tokens=40))
     differences = reference(model, prompt(300) + completion.tokens, 300) - torch.tensor(completion.logprobs)
     assert 0 < differences.abs().mean() < 0.05
@@ -297,24 +298,85 @@ def test_a_token_of_probability_zero_is_never_drawn_at_either_end() -> None:
     assert draw(logits_BV, torch.ones(2), ends_B)[0] == [3, 130]
 
 
-def test_a_next_turn_takes_over_its_slot_and_a_sibling_copies_from_it() -> None:
-    slots = Slots(count=3, context_length=100)
-    first, sibling = np.arange(50, dtype=np.int32), np.append(np.arange(40), [99, 98]).astype(np.int32)
-    assert slots.place(first) == Placement(slot=0, source=0, reused=0)
-    slots.take(0, first, 0)
-    assert slots.place(sibling) is None, "slot 0 is computing 40 of its 42 tokens"
-    slots.kept_S[0] = 50
-    assert slots.place(sibling) == Placement(slot=1, source=0, reused=40)
-    slots.release(0)
-    assert slots.place(np.arange(60, dtype=np.int32)) == Placement(slot=0, source=0, reused=50)
-    assert slots.place(sibling) == Placement(slot=1, source=0, reused=40), "what slot 0 holds beyond is kept"
+def known(contexts: Contexts, context: int, tokens: list[int], kept: bool = True) -> None:
+    array = np.array(tokens, np.int32)
+    placement = contexts.place(array)
+    assert placement is not None and placement.context == context
+    assert contexts.take(placement, array) is not None and contexts.grow(context, len(array))
+    if kept:
+        contexts.kept_S[context] = len(array)
 
 
-def test_when_every_slot_holds_something_the_one_idle_longest_is_overwritten() -> None:
-    slots = Slots(count=3, context_length=100)
-    for slot in (0, 1, 2):
-        slots.take(slot, np.full(10, slot, np.int32), 10)
-    assert slots.place(np.full(5, 7, np.int32)) is None
-    for slot in (1, 0, 2):
-        slots.release(slot)
-    assert slots.place(np.full(5, 7, np.int32)) == Placement(slot=1, source=1, reused=0)
+def test_a_next_turn_goes_on_in_its_context_and_a_sibling_shares_its_full_blocks() -> None:
+    contexts = Contexts(busy=3, context_length=400, blocks=30)
+    first, sibling = np.arange(250, dtype=np.int32), np.append(np.arange(200), [999, 998]).astype(np.int32)
+    known(contexts, 0, list(range(250)), kept=False)
+    assert contexts.place(sibling) is None, "200 of its 202 tokens are being computed"
+    contexts.kept_S[0] = 250
+    placement = contexts.place(sibling)
+    assert placement == Placement(context=1, source=0, reused=200)
+    assert contexts.take(placement, sibling) == [(4, 5)], "the block that both begin and end differently"
+    assert contexts.blocks_S[:2] == [[1, 2, 3, 4], [1, 2, 3, 5]]
+    contexts.release(0)
+    longer = np.append(first, [7, 7]).astype(np.int32)
+    assert contexts.place(longer) == Placement(context=0, source=0, reused=250)
+    assert contexts.take(contexts.place(longer), longer) == [], "its own last block is nobody else's"
+
+
+def test_when_there_is_no_room_what_has_been_idle_longest_goes_and_what_is_shared_stays() -> None:
+    contexts = Contexts(busy=3, context_length=300, blocks=1 + 5)
+    known(contexts, 0, [1] * 128)
+    known(contexts, 1, [1] * 64 + [2] * 64)
+    contexts.release(1)
+    contexts.release(0)
+    known(contexts, 2, [3] * 128)
+    assert contexts.free == [] and list(contexts.kept_S[:3]) == [128, 128, 128]
+    assert contexts.grow(2, 192), "the longest idle gives its block up"
+    assert list(contexts.kept_S[:3]) == [128, 0, 128]
+    assert contexts.known_before(np.array([1] * 64 + [2] * 64, np.int32)) == 127
+    assert contexts.grow(2, 300) and list(contexts.kept_S[:3]) == [0, 0, 128]
+    assert not contexts.grow(2, 321), "nobody else has anything"
+
+
+async def test_with_little_memory_contexts_are_computed_again_and_say_the_same() -> None:
+    model = tiny()
+    roomy, tight = (LocalSampler(model, slots=6, dtype="float32", context_length=200, memory_gb=gb) for gb in (1, 2e-4))
+    expected = await asyncio.gather(*[converse(roomy, seed) for seed in range(6)])
+    found = await asyncio.gather(*[converse(tight, seed) for seed in range(6)])
+    assert roomy.counts["recomputed"] == 0 < tight.counts["recomputed"]
+    for episode, known_episode in zip(found, expected, strict=True):
+        assert [(c, d.tokens) for c, d in episode] == [(c, d.tokens) for c, d in known_episode]
+
+
+def test_memory_for_less_than_one_context_is_refused_in_words() -> None:
+    with pytest.raises(
+        UserError, match=r"0\.0001 GB hold the keys and values of 64 tokens .* raise sampler\.memory_gb"
+    ):
+        LocalSampler(tiny(), dtype="float32", memory_gb=1e-4)
+
+
+COMPANY = [(random.Random(n).randrange(5, 150), random.Random(n).randrange(5, 30)) for n in range(14)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", ["Llama", "Qwen3", "Gemma3"])
+async def test_in_exact_mode_neither_company_nor_order_nor_eviction_changes_a_bit(shape: str, seed: int) -> None:
+    model, chance = tiny(shape), random.Random(seed)
+
+    async def episode(sampler: LocalSampler, n: int) -> list[Completion]:
+        length, limit = COMPANY[n]
+        context, said = prompt(70, seed=n % 3) + prompt(length, seed=n), []
+        for turn in range(3):
+            await asyncio.sleep(chance.random() * 0.01)
+            said.append(await sampler.sample(context, SamplingParams(max_tokens=limit, seed=100 * n + turn)))
+            context = context + said[-1].tokens + prompt(9, seed=turn)
+        return said
+
+    slots, memory_gb = (16, 1.0) if seed % 2 else (5, 5e-4 if shape == "Llama" else 1e-3)
+    alone = LocalSampler(model, slots=1, dtype="float32", exact=True, context_length=400)
+    together = LocalSampler(model, slots=slots, dtype="float32", exact=True, context_length=400, memory_gb=memory_gb)
+    some = chance.sample(range(14), k=10)
+    found = await asyncio.gather(*[episode(together, n) for n in some])
+    assert seed % 2 or together.counts["recomputed"] > 0
+    for n, said in zip(some[:4], found, strict=False):
+        assert said == await episode(alone, n)

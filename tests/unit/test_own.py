@@ -261,6 +261,15 @@ def lacking(name):
             {"environment": Till, "recipe": {**RECIPE, "tasks": {"made": 3}}},
             "tasks.made asks for tasks made by the world",
         ),
+        ({"recipe": "recipes/retail.toml", "tasks": {"test": tasks(1)}}, "task t1: its 'data' lacks user_id"),
+        (
+            {
+                "recipe": {"environment": {"kind": "tiny"}},
+                "tasks": {"test": [Task("k42", "lamp k42", data={"lamp": "k42"})]},
+                "policy": "expert",
+            },
+            "its 'secret' lacks button; the tiny environment reads button there",
+        ),
         ({"environment": Till, "recipe": {"trainer": {"step": 3}}}, "the recipe: unknown key trainer.step"),
         ({"environment": Till, "recipe": "absent.toml"}, "the recipe absent.toml cannot be read"),
     ],

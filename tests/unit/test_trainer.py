@@ -121,6 +121,15 @@ def test_credit_returns_to_the_rows_in_the_order_of_time():
     assert {row.turns: row.advantages for row in rows} == {(0, 2): (0.25, 1.0), (1,): (0.5,)}
 
 
+@pytest.mark.parametrize(("minibatches", "sizes"), [(1, [12]), (2, [6, 6]), (9, [3, 3, 3, 3])])
+def test_the_updates_of_a_pass_share_out_whole_groups_and_leave_no_row_out(minibatches, sizes):
+    rows = [replace(row, attempt=n) for name in "abcd" for n in range(3) for row in rows_of(attempt(n, 1.0), name)]
+    parts = trainer(minibatches=minibatches).dealt(rows)
+    assert [len(part) for part in parts] == sizes
+    assert sorted((row.group, row.attempt) for part in parts for row in part) == [(r.group, r.attempt) for r in rows]
+    assert all(sum(row.group == name for row in part) in (0, 3) for part in parts for name in "abcd")
+
+
 def test_imitation_takes_the_passes_it_is_given_and_one_update_at_least():
     coach, shown = trainer(), [attempt(n, 1.0) for n in range(6)]
     rows = rows_of(shown[0])
@@ -288,7 +297,7 @@ def test_a_trainer_that_goes_on_from_a_checkpoint_learns_the_same_to_the_bit(tmp
         (["trainer.gamma=0.9"], r"trainer.gamma would have no effect: trainer.algorithm is 'loop'"),
         (["trainer.algorithm=rloo", "trainer.clip=0.3"], "trainer.clip would have no effect"),
         (["critic.clip=0.2"], r"\[critic\] would have no effect"),
-        (["trainer.kl_in=reward"], "trainer.kl_in would have no effect: .* and trainer.kl 0"),
+        (["trainer.kl=0", "trainer.kl_in=reward"], "trainer.kl_in would have no effect: .* and trainer.kl 0"),
         (["trainer.gae_lambda=1.5"], "trainer.gae_lambda must be at most 1, found 1.5"),
     ],
 )

@@ -12,6 +12,7 @@ pytest.importorskip("torch", reason="the loop imports the trainer")
 from practicum import build, config
 from practicum.curriculum.curriculum import Curriculum
 from practicum.errors import PracticumError
+from practicum.ledger import Ledger
 from practicum.plan import Plan
 from practicum.runs.checkpoint import complete
 from practicum.runs.database import Database
@@ -116,6 +117,7 @@ def trained(tmp_path, plays, **changes):
             base_weights=lambda: learner.numbered(-1),
             stored_weights=lambda path: learner.numbered(json.loads((path / "skill.json").read_text())),
             passes=lambda: 100.0 * learner.skill,
+            ledger=Ledger(sampler, stage.stopwatch, lambda: 0.0),
         )
         outcome = asyncio.run(train(parts, replace(PLAN, **changes)))
         return (

@@ -73,7 +73,7 @@ def trainer_of(config: RunConfig, model: Any, chosen: Algorithm) -> Trainer:
     built = Trainer(
         Policy(model, autocast),
         chosen,
-        update_settings(config, trainer.learning_rate, trainer.warmup_updates),
+        update_settings(config, model, trainer.learning_rate, trainer.warmup_updates),
         epochs=trainer.epochs,
         minibatches=trainer.minibatches,
         shuffled_rewards=trainer.shuffled_rewards,
@@ -82,7 +82,7 @@ def trainer_of(config: RunConfig, model: Any, chosen: Algorithm) -> Trainer:
         leash=Leash(trainer.kl, in_reward=trainer.kl_in == "reward"),
         critic=CriticSettings(
             Critic(model, autocast),
-            update_settings(config, critic.learning_rate, critic.warmup_updates),
+            update_settings(config, model, critic.learning_rate, critic.warmup_updates),
             critic.clip,
             critic.warmup_steps,
         )
@@ -94,14 +94,14 @@ def trainer_of(config: RunConfig, model: Any, chosen: Algorithm) -> Trainer:
     return built
 
 
-def update_settings(config: RunConfig, learning_rate: float, warmup_updates: int) -> Any:
+def update_settings(config: RunConfig, model: Any, learning_rate: float, warmup_updates: int) -> Any:
     """How gradients become steps, for warm-up or reinforcement."""
+    from practicum.learning.budget import tokens_at_once
     from practicum.learning.updater import UpdateSettings
 
     trainer = config.trainer
-    return UpdateSettings(
-        learning_rate, warmup_updates, trainer.weight_decay, trainer.max_grad_norm, trainer.tokens_per_microbatch
-    )
+    tokens = tokens_at_once(model, trainer.tokens_per_microbatch)
+    return UpdateSettings(learning_rate, warmup_updates, trainer.weight_decay, trainer.max_grad_norm, *tokens)
 
 
 def warm_up_of(config: RunConfig, policy: Any) -> Any:
@@ -112,7 +112,7 @@ def warm_up_of(config: RunConfig, policy: Any) -> Any:
     return partial(
         imitate,
         policy,
-        settings=update_settings(config, imitation.learning_rate, imitation.warmup_updates),
+        settings=update_settings(config, policy.model, imitation.learning_rate, imitation.warmup_updates),
         rows_per_update=imitation.rows_per_update,
         epochs=imitation.epochs,
         plateau=imitation.plateau,

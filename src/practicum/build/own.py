@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from practicum.agents.agent import Agent
-from practicum.build.worlds import Own, Splits, tasks_in, world
+from practicum.build.worlds import Own, Splits, check_tasks, tasks_in, world
 from practicum.config import AgentConfig, EnvironmentConfig, RunConfig, TasksConfig, checked, load
 from practicum.environments.environment import Environment
 from practicum.environments.own import Reward, check_agent, name_of, opener_of
@@ -49,7 +49,9 @@ def settled(
     if isinstance(tasks, str | Path):
         config, tasks, own = from_file(config, Path(tasks), own)
     config, splits = with_tasks(config, tasks, whole)
-    return config, replace(own, splits=splits)
+    own = replace(own, splits=splits)
+    check_tasks(config, own)
+    return config, own
 
 
 def with_world(

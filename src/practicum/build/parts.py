@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 from practicum.build.learner import adapt, algorithm_of, learned_by, trainer_of, warm_up_of
 from practicum.build.stages import (
+    check_installed,
     check_vocabulary,
     demonstrator_of,
-    local_sampler,
     renderer_of,
+    sampler_of,
     stage_of,
     torch_needed,
 )
 from practicum.build.worlds import NOTHING, Own, check_expert, check_rewards, tasks_of
 from practicum.config import RunConfig, as_toml, warms_up
 from practicum.errors import MissingExtra, UserError
+from practicum.ledger import Ledger
+from practicum.models.cost import cost_of
 
 if TYPE_CHECKING:
     from practicum.plan import Plan
@@ -100,11 +103,12 @@ def parts_of(config: RunConfig, folder: Path, resume: bool = False, own: Own = N
     from practicum.tracking.console import Console
     from practicum.tracking.jsonl import JsonLines
 
-    if config.sampler.kind != "local":
+    if config.sampler.kind == "api":
         raise UserError(
             "sampler.kind is 'api': which tokens an endpoint samples is not known, so that its model can be measured "
             "(practicum evaluate) and copied from (imitation.demonstrator = 'api'), but not trained; train with 'local'"
         )
+    check_installed(config)
     chosen = algorithm_of(config)
     splits = tasks_of(config, own)
     if missing := [name for name in ("train", "dev", "test") if not splits.get(name)]:
@@ -123,7 +127,7 @@ def parts_of(config: RunConfig, folder: Path, resume: bool = False, own: Own = N
             check_vocabulary(config.model.name, renderer, model)
             adapt(config, model)
             trainer = trainer_of(config, model, chosen)
-            sampler = local_sampler(config, model)
+            sampler = sampler_of(config, model)
             as_it_comes = trainer.policy.copied() if config.lora.rank else None  # beside a frozen base: small
         database = opened.enter_context(Database(run.database))
         console.say(f"run folder: {folder}")
@@ -147,4 +151,5 @@ def parts_of(config: RunConfig, folder: Path, resume: bool = False, own: Own = N
             base_weights=lambda: trainer.numbered(as_it_comes or learned_by(load_model(config.model.name))),
             stored_weights=lambda path: trainer.numbered(learned_by(load_model(path / "model"))),
             passes=lambda: trainer.passes + sampler.counts["prefilled"] + sampler.counts["decoded"],
+            ledger=Ledger(sampler, stage.stopwatch, lambda: trainer.passes, cost_of(model)),
         )

@@ -25,6 +25,7 @@ from practicum.types import Message
 
 if TYPE_CHECKING:
     from practicum.sampling.local.sampler import LocalSampler
+    from practicum.sampling.vllm import VllmSampler
 
 
 def renderer_of(config: RunConfig, scripted: bool) -> Renderer:
@@ -102,7 +103,33 @@ def local_sampler(config: RunConfig, model: Any) -> LocalSampler:
     from practicum.sampling.local.sampler import LocalSampler
 
     context = min(config.simulator.context_tokens, model.config.max_position_embeddings)
-    return LocalSampler(model, slots=config.sampler.slots, context_length=context, dtype=config.sampler.dtype)
+    asked = config.sampler
+    return LocalSampler(
+        model,
+        slots=asked.slots,
+        context_length=context,
+        dtype=asked.dtype,
+        memory_gb=asked.memory_gb,
+        exact=asked.deterministic,
+    )
+
+
+def sampler_of(config: RunConfig, model: Any) -> LocalSampler | VllmSampler:
+    """The sampler of the recipe over a copy of `model`: vLLM's, or the torch one."""
+    if config.sampler.kind != "vllm":
+        return local_sampler(config, model)
+    from practicum.sampling.vllm import VllmSampler
+
+    asked, context = config.sampler, min(config.simulator.context_tokens, model.config.max_position_embeddings)
+    return VllmSampler(model, slots=asked.slots, context_length=context, dtype=asked.dtype, weights=asked.weights)
+
+
+def check_installed(config: RunConfig) -> None:
+    """Raise MissingExtra, before models are loaded, where the recipe asks for vLLM and it is not there."""
+    from practicum.sampling import vllm
+
+    if config.sampler.kind == "vllm":
+        vllm.check_installed()
 
 
 @contextmanager
@@ -123,6 +150,7 @@ def model_stage(config: RunConfig, name: str, examples: Sequence[Message] = (), 
     """
     if config.sampler.kind == "api":
         return endpoint_stage(config, name, config.evaluation.temperature, examples, own)
+    check_installed(config)
     with torch_needed():
         from practicum.models.load import load_model
 
@@ -143,7 +171,7 @@ def model_stage(config: RunConfig, name: str, examples: Sequence[Message] = (), 
                     f"{config.simulator.context_tokens} is more than the {most} that {name} can read; show fewer"
                 )
             named = replace(named, simulator=replace(config.simulator, context_tokens=wanted))
-        return stage_of(named, local_sampler(named, model), renderer, config.evaluation.temperature, examples, own)
+        return stage_of(named, sampler_of(named, model), renderer, config.evaluation.temperature, examples, own)
 
 
 def endpoint_stage(

@@ -27,6 +27,8 @@ class World:
     "(train, dev, test, seed) -> disjoint task sets; None for a world that has no tasks of its own."
     made: Callable[[int, int, Splits], Sequence[Task]] | None = None
     "(n, seed, splits) -> further training tasks, none of which is in the splits; None for a world that makes none."
+    needs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    'What a task must bring: {"data": ("lamp",), "secret": ("button",)}; empty where nothing is known of that.'
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,13 @@ def world(config: RunConfig, own: Own = NOTHING) -> World:
                 known=[task for tasks in splits.values() for task in tasks],
                 strict=shop.strict,
             ),
+            needs={"data": ("user_id",), "secret": ("changes", "actions")},
         )
     if kind == "tiny":
         from practicum.environments import tiny
 
         check_options(tiny.Lamps, kind, options)
-        return World(open=tiny.Lamps, splits=tiny.splits)
+        return World(tiny.Lamps, tiny.splits, needs={"data": ("lamp",), "secret": ("button",)})
     raise UserError(f"environment.kind {kind!r} is unknown; known: retail, tiny")
 
 
@@ -130,6 +133,19 @@ def tasks_in(config: RunConfig, path: Path) -> tuple[RunConfig, Any]:
     rows = retail_rows.sort_rows(retail_rows.read_rows(path), strict=shop.strict)
     options["levels"] = sorted({*shop.levels, *retail_rows.levels_needed(rows.tasks)})
     return replace(config, environment=replace(config.environment, options=options)), rows
+
+
+def check_tasks(config: RunConfig, own: Own) -> None:
+    """Raise UserError where a task that a call brought lacks what the recipe's world reads in it."""
+    needs = world(config, own).needs
+    for task in (task for tasks in (own.splits or {}).values() for task in tasks):
+        for part, names in needs.items():
+            if lacking := [name for name in names if name not in getattr(task, part)]:
+                raise UserError(
+                    f"task {task.id}: its {part!r} lacks {', '.join(lacking)}; the {config.environment.kind} "
+                    f"environment reads {', '.join(names)} there: write it into the task, or bring an environment of "
+                    "your own"
+                )
 
 
 def check_rewards(config: RunConfig, task: Task, own: Own = NOTHING) -> None:

@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from practicum.errors import UserError
+from practicum.errors import UserError, counted
 from practicum.types import Task, stream_seed
 
 FIELDS: dict[str, type] = {"id": str, "prompt": str, "scenario": str, "data": dict, "secret": dict}
@@ -166,7 +166,7 @@ def split_tasks(tasks: Sequence[Task], counts: Mapping[str, int], seed: int) -> 
     if any(len(splits[name]) < count for name, count in counts.items()):
         wanted = " + ".join(f"{name} {count}" for name, count in counts.items())
         raise UserError(
-            f"tasks= holds {len(tasks)} tasks, of which {len(families)} stand apart (no scenario or content in common"
+            f"tasks= holds {counted(len(tasks), 'task')}, of which {len(families)} stand apart (no scenario or content in common"
             f"), too few for the recipe's [tasks]: {wanted}; ask for fewer there, give more tasks, or give the "
             "splits yourself: tasks={'train': …, 'dev': …, 'test': …}"
         )

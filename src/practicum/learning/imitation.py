@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from practicum.learning.batches import Row, rows_of
-from practicum.learning.forest import Tree, micro_batches, trees_of
+from practicum.learning.forest import LEANER, Tree, micro_batches, trees_of
 from practicum.learning.losses import imitation
 from practicum.learning.policy import Policy
 from practicum.learning.updater import Objective, Updater, UpdateSettings
@@ -38,7 +38,6 @@ def imitate(
     best = mean_loss(policy, dev_rows, settings.tokens_per_microbatch)
     for epoch in range(1, epochs + 1):
         parts = np.array_split(order.permutation(len(rows)), max(1, round(len(rows) / rows_per_update)))
-        policy.model.train()
         losses = [updater.update([rows[n] for n in part], objective)["loss"] for part in parts]
         dev_loss = mean_loss(policy, dev_rows, settings.tokens_per_microbatch)
         yield {"epoch": float(epoch), "loss": float(np.mean(losses)), "dev_loss": dev_loss}
@@ -59,7 +58,6 @@ def likelihood(policy: Policy) -> Objective:
 @torch.no_grad()
 def mean_loss(policy: Policy, rows: Sequence[Row], tokens_per_microbatch: int) -> float:
     """Mean nats per expert token, without learning from them; nan for no rows."""
-    policy.model.eval()
-    batches = micro_batches(trees_of(rows), tokens_per_microbatch)
+    batches = micro_batches(trees_of(rows), tokens_per_microbatch, kept=LEANER * tokens_per_microbatch)
     total = sum(float(imitation(policy.score(batch).logprobs_P).sum()) for batch in batches)
     return total / sum(len(row.positions) for row in rows) if rows else float("nan")

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from practicum.errors import UserError
 from practicum.learning.batches import Row
 from practicum.learning.forest import Tree, tree_of
+from practicum.learning.head import Said
 from practicum.learning.trunk import Trunk
 from practicum.types import Weights
 
@@ -44,7 +44,7 @@ class Policy:
     """
 
     def __init__(self, model: Any, autocast: bool) -> None:
-        plain = plain_logits(model.float())
+        plain = plain_logits(model.float().eval())
         self.trunk = Trunk(model, autocast=False)
         self.model = self.trunk.model
         self.check_same(plain)
@@ -56,19 +56,18 @@ class Policy:
         The output layer runs once for each position that a sampled token follows, however many rows share it.
         """
         hidden_FD, sampled = self.trunk.hidden(trees)
-        ranks_P, temperatures_P = sampled.ranks_P, sampled.temperatures_P
-        with self.trunk.precision():
-            logits_FV = self.model.get_output_embeddings()(hidden_FD)
-        if len(np.unique(temperatures_P)) == 1:
-            logprobs_FV = (logits_FV.float() / float(temperatures_P[0])).log_softmax(-1)
-        else:
-            warmth_P = self.trunk.tensor(temperatures_P)
-            logprobs_FV = (logits_FV.float()[self.trunk.tensor(ranks_P)] / warmth_P[:, None]).log_softmax(-1)
-            ranks_P = np.arange(len(ranks_P))
-        with torch.no_grad():
-            entropy_F = -(logprobs_FV.exp() * logprobs_FV).sum(-1)
-        which_P = self.trunk.tensor(ranks_P)
-        return Scores(logprobs_FV[which_P, self.trunk.tensor(sampled.tokens_P)], entropy_F[which_P])
+        head, tensor = self.model.get_output_embeddings(), self.trunk.tensor
+        ranks_P, dtype = tensor(sampled.ranks_P), torch.bfloat16 if self.trunk.autocast else torch.float32
+        logprobs_P, entropy_F = Said.apply(
+            hidden_FD,
+            head.weight,
+            head.bias,
+            tensor(sampled.temperatures_F),
+            ranks_P,
+            tensor(sampled.tokens_P),
+            dtype,
+        )
+        return Scores(logprobs_P, entropy_F[ranks_P])
 
     def copied(self) -> dict[str, Tensor]:
         """What it has learned so far: copies of the parameters that learn, by name."""
@@ -88,13 +87,15 @@ class Policy:
             for name, parameter in trained.items():
                 parameter.data = now[name]
 
-    def check_same(self, plain_LV: Tensor) -> None:
+    def check_same(self, plain: Mapping[tuple[int, ...], Tensor]) -> None:
         """Raise UserError where a tree gives other log-probs than the model itself: its architecture does more."""
-        tokens = tuple(range(1, len(plain_LV) + 1))
-        positions = tuple(range(1, len(tokens)))
+        rows = [Row(tokens, tuple(range(1, len(tokens))), (0.0,) * (len(tokens) - 1), 1.0) for tokens in plain]
+        tree = tree_of(rows)
         with torch.no_grad():
-            ours_P = self.score([tree_of([Row(tokens, positions, (0.0,) * len(positions), 1.0)])]).logprobs_P
-        theirs_P = plain_LV.log_softmax(-1)[torch.arange(len(positions)), torch.tensor(tokens[1:])]
+            ours_P = self.score([tree]).logprobs_P
+        theirs_P = torch.cat(
+            [plain[row.tokens].log_softmax(-1)[range(len(row.positions)), row.tokens[1:]] for row in tree.rows]
+        )
         if not torch.allclose(ours_P, theirs_P, atol=1e-3):
             gap = float((ours_P - theirs_P).abs().max())
             raise UserError(
@@ -103,12 +104,13 @@ class Policy:
             )
 
 
-def plain_logits(model: Any, tokens: int = 24) -> Tensor:
-    """What the untouched model says of a few tokens, shape (L, V)."""
+def plain_logits(model: Any) -> dict[tuple[int, ...], Tensor]:
+    """What the untouched model says of two rows that begin alike: their tokens -> logits of all but the first."""
     model.set_attn_implementation("sdpa")
+    rows = tuple(range(1, 25)), (*range(1, 13), *range(2, 14))
     with torch.no_grad():
-        logits_1LV = model(torch.arange(1, tokens + 1, device=model.device)[None]).logits
-    return logits_1LV[0].float()
+        logits_2LV = model(torch.tensor(rows, device=model.device)).logits[:, :-1].float()
+    return dict(zip(rows, logits_2LV, strict=True))
 
 
 def weights_of(tensors: Mapping[str, Tensor], version: int) -> Weights:

@@ -6,6 +6,7 @@ Axes: G attempts of a group, T sampled tokens of an attempt, P sampled positions
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from practicum.learning.advantages import Attempt, explained_variance, has_signa
 from practicum.learning.algorithms import Algorithm
 from practicum.learning.batches import Row, in_time, rows_of
 from practicum.learning.critic import Critic
-from practicum.learning.forest import Tree, micro_batches, trees_of
+from practicum.learning.forest import LEANER, Tree, micro_batches, trees_of
 from practicum.learning.imitation import likelihood
 from practicum.learning.policy import Policy, weights_of
 from practicum.learning.updater import Updater, UpdateSettings
@@ -94,11 +95,17 @@ class Trainer:
             self.reference = self.policy.copied()
 
     def learn(self, groups: Sequence[Group]) -> dict[str, float]:
-        """One step on groups of any size; groups that teach nothing are counted and not trained."""
+        """One step on groups of any size; groups that teach nothing are counted and not trained.
+
+        "seconds/score" is what the critic's values and the reference took, "seconds/update" the updates.
+        """
         groups = sorted(groups, key=lambda group: (group.task_id, group.id))
         self.steps += 1
         rewards = self.rewards_of(groups)
-        rows = self.credited(groups, rewards, self.scored(self.pack(groups, rewards)))
+        began = time.perf_counter()
+        scored = self.scored(self.pack(groups, rewards))
+        score_s = time.perf_counter() - began
+        rows = self.credited(groups, rewards, scored)
         self.advantages = advantages_of(groups, rows)
         metrics = {
             "groups": float(len(groups)),
@@ -106,8 +113,12 @@ class Trainer:
             "rows": float(len(rows)),
             "trained_tokens": float(sum(len(row.positions) for row in rows)),
             "row_tokens": float(sum(len(row.tokens) for row in rows)),
+            "seconds/score": score_s,
         }
-        return metrics | self.described(rows) | self.update(rows) | {"refused_updates": float(self.updater.refused)}
+        began = time.perf_counter()
+        updated = self.update(rows)
+        metrics["seconds/update"] = time.perf_counter() - began
+        return metrics | self.described(rows) | updated | {"refused_updates": float(self.updater.refused)}
 
     def imitate(
         self, demonstrations: Sequence[Trajectory], rows_per_update: int, passes: float = 0.0
@@ -119,7 +130,6 @@ class Trainer:
         rows = [row for trajectory in demonstrations for row in rows_of(trajectory)]
         until = self.passes + passes
         found: list[dict[str, float]] = []
-        self.policy.model.train()
         while not found or (passes and self.passes < until):
             order = self.random.permutation(len(rows))
             for part in np.array_split(order, max(1, round(len(rows) / rows_per_update))):
@@ -166,7 +176,8 @@ class Trainer:
     def filled(self, rows: Sequence[Row], name: str, score: Any) -> list[Row]:
         """The rows, in the order of their trees, with one number per sampled token under `name`."""
         filled: list[Row] = []
-        for trees in micro_batches(trees_of(rows), self.settings.tokens_per_microbatch):
+        tokens = self.settings.tokens_per_microbatch
+        for trees in micro_batches(trees_of(rows), tokens, kept=LEANER * tokens):
             batch = [row for tree in trees for row in tree.rows]
             ends = np.cumsum([len(row.positions) for row in batch])[:-1]
             parts = np.split(score(trees).double().cpu().numpy(), ends)
@@ -217,16 +228,22 @@ class Trainer:
         of_actor: list[dict[str, float]] = []
         of_critic: list[dict[str, float]] = []
         learns_alone = bool(self.critic and self.steps <= self.critic.warmup_steps)
-        self.policy.model.train()
         for _ in range(self.epochs if rows else 0):
-            order = self.random.permutation(len(rows))
-            for part in np.array_split(order, min(self.minibatches, len(rows))):
-                chosen = [rows[n] for n in part]
+            for chosen in self.dealt(rows):
                 if self.critic_updater:
                     of_critic.append(self.critic_updater.update(chosen, self.critic_objective))
                 if not learns_alone:
                     of_actor.append(self.updater.update(chosen, self.objective))
         return means(of_actor) | {f"critic/{name}": number for name, number in means(of_critic).items()}
+
+    def dealt(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """The rows as the updates of one pass, at random; siblings stay together: what they share is computed once."""
+        siblings: dict[str, list[Row]] = {}
+        for row in rows:
+            siblings.setdefault(row.group, []).append(row)
+        groups = list(siblings.values())
+        parts = np.array_split(self.random.permutation(len(groups)), min(self.minibatches, len(groups)))
+        return [[row for n in part for row in groups[n]] for part in parts]
 
     def objective(self, trees: Sequence[Tree], rows: Sequence[Row]) -> tuple[Tensor, dict[str, Tensor]]:
         """The algorithm's loss per sampled position, on the recorded log-probs."""

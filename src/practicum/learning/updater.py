@@ -29,7 +29,9 @@ class UpdateSettings:
     weight_decay: float
     max_grad_norm: float
     tokens_per_microbatch: int
-    "Padded tokens of one forward pass; changes memory, not the gradient."
+    "Unique tokens of one forward pass; changes memory, not the gradient."
+    tokens_kept: int = 0
+    "Of a single tree, if that is more: a larger one is computed in parts, or again on the way back."
 
 
 class Updater:
@@ -56,7 +58,8 @@ class Updater:
         tokens = sum(len(row.positions) for row in rows)
         sums: dict[str, float] = {"loss": 0.0}
         trees = trees_of(rows)
-        for trees_of_batch in micro_batches(trees, self.settings.tokens_per_microbatch):
+        settings = self.settings
+        for trees_of_batch in micro_batches(trees, settings.tokens_per_microbatch, settings.tokens_kept):
             loss_P, numbers = objective(trees_of_batch, [row for tree in trees_of_batch for row in tree.rows])
             (loss_P.sum() / tokens).backward()
             for name, number_P in {"loss": loss_P, **numbers}.items():

@@ -19,7 +19,8 @@ class ModelShape:
     """The numbers that memory depends on, in the words of Llama's config.
 
     Example (SmolLM2-135M): ModelShape(parameters=134_515_008, layers=30, hidden=576, intermediate=1536, heads=9,
-                                       kv_width=192, vocabulary=49_152, context=8192, adapter_per_rank=305_280)
+                                       kv_width=192, vocabulary=49_152, context=8192, adapter_per_rank=305_280,
+                                       narrowest=192)
     """
 
     parameters: int
@@ -35,6 +36,8 @@ class ModelShape:
     "Positions that it was made for."
     adapter_per_rank: int
     "Parameters of a low-rank adapter of rank 1 beside every linear layer but the head."
+    narrowest: int
+    "The smaller side of the smallest of those layers: the highest rank that an adapter can have."
 
 
 def shape_of(files: ModelFiles) -> ModelShape:
@@ -64,6 +67,7 @@ def shape_of(files: ModelFiles) -> ModelShape:
             vocabulary=int(config["vocab_size"]),
             context=int(config["max_position_embeddings"]),
             adapter_per_rank=sum(map(sum, linear)),
+            narrowest=min(map(min, linear)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"the files in {folder} do not say how large the model is: {error!r}") from None

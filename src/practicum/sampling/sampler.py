@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -44,6 +44,28 @@ class Sampler(Protocol):
 
     async def close(self) -> None:
         """Release memory and threads; calling it twice does no harm."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A sampler that also says what it computed since it was made, and how long that took.
+
+    Example: counts {"prefilled": 900, "reused": 5600, "decoded": 300}, seconds {"prefill": 0.4, "decode": 2.0, …}
+    """
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Tokens of prompts that were computed ("prefilled") or had been already ("reused"), and drawn ("decoded").
+
+        Some also say which of the prefilled were evicted and computed once more ("recomputed"), and how many forward
+        passes there were ("passes").
+        """
+        ...
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """During which the model worked: on prompts ("prefill"), on sampled tokens ("decode"), on drawing ("draw")."""
         ...
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from practicum.environments.environment import Environment, Solvable, close
 from practicum.environments.tools import Toolbox
-from practicum.errors import PracticumError, UserError, boundary
+from practicum.errors import PracticumError, UserError, boundary, counted
 from practicum.sampling.scripted import ScriptedSampler
 from practicum.simulator.episode import Stage, run_episode
 from practicum.simulator.recorder import REFUSAL
@@ -134,7 +134,7 @@ async def shown_by_model(
         endings = dict(Counter(trajectory.ending.value for trajectory in tries))
         first = next((f"; the first failure was: {t.error}" for t in tries if t.error), "")
         raise PracticumError(
-            f"the demonstrating model did none of {len(tasks)} tasks in {attempts} attempts each; endings: {endings}"
+            f"the demonstrating model did none of {counted(len(tasks), 'task')} in {counted(attempts, 'attempt')} each; endings: {endings}"
             f"{first}. Name a stronger one in imitation.model, or let the expert demonstrate"
         )
     return found

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from practicum.agents.agent import Agent
@@ -19,6 +19,7 @@ from practicum.rewards.reward import weighted
 from practicum.sampling.renderer import Renderer
 from practicum.sampling.sampler import MessageSampler, Sampler
 from practicum.simulator.recorder import Limits, Recorder
+from practicum.simulator.stopwatch import Stopwatch
 from practicum.types import Ending, Task, Trajectory, stream_seed
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ class Stage:
     "Factor on that number for every turn: success in fewer turns is worth more."
     truncated_reward: float
     "Factor on that number where a limit cut the attempt short."
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    "Adds up where the time of all episodes goes."
 
 
 async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
@@ -82,6 +85,7 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
             seed=stream_seed(stage.seed, task.id, attempt),
             toolbox=Toolbox(environment) if environment else None,
             opening=opening or "",
+            stopwatch=stage.stopwatch,
         )
         told = replace(task, data=copy.deepcopy(task.data), secret={})
         ending, answer, error = await played(stage.agent, told, recorder, stage.limits.seconds)
@@ -99,14 +103,14 @@ async def run_episode(stage: Stage, task: Task, attempt: int) -> Trajectory:
         reward *= stage.turn_discount ** len(recorder.turns) * (stage.truncated_reward if ending.truncated else 1.0)
         return ended(ending, recorder, error, answer=answer, rewards=rewards, reward=reward)
     finally:
-        await closed(environment, stage.limits.reset_seconds)
+        await closed(stage, environment)
 
 
-async def closed(environment: Environment | None, seconds: float) -> None:
+async def closed(stage: Stage, environment: Environment | None) -> None:
     """Let go of an environment. What happens there comes after the verdict, so that it changes nothing."""
     if environment is not None:
         with contextlib.suppress(Failure), boundary("environment close"):
-            await within(seconds, asyncio.to_thread(close, environment))
+            await world(stage, stage.limits.reset_seconds, close, environment)
 
 
 async def opened(stage: Stage, task: Task) -> tuple[Environment | None, str | None]:
@@ -118,11 +122,11 @@ async def opened(stage: Stage, task: Task) -> tuple[Environment | None, str | No
         environment = None
         try:
             with boundary("environment reset"):
-                environment = await within(stage.limits.reset_seconds, asyncio.to_thread(make))
-                opening = await within(stage.limits.reset_seconds, asyncio.to_thread(environment.reset, task))
+                environment = await world(stage, stage.limits.reset_seconds, make)
+                opening = await world(stage, stage.limits.reset_seconds, environment.reset, task)
                 return environment, opening
         except Failure:
-            await closed(environment, stage.limits.reset_seconds)
+            await closed(stage, environment)
             if last:
                 raise
     raise AssertionError("the loop above returns or raises")
@@ -166,8 +170,7 @@ async def verified(environment: Environment | None, task: Task, stage: Stage) ->
     for last in (False, True):
         try:
             with boundary("verifier"):
-                judged = asyncio.to_thread(environment.verify, task.secret)
-                rewards = dict(await within(stage.limits.verify_seconds, judged))
+                rewards = dict(await world(stage, stage.limits.verify_seconds, environment.verify, task.secret))
                 for name, value in rewards.items():
                     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
                         raise ValueError(f"reward {name} of {task.id} is {value}; rewards are finite and within [0, 1]")
@@ -178,6 +181,16 @@ async def verified(environment: Environment | None, task: Task, stage: Stage) ->
             if last:
                 raise
     raise AssertionError("the loop above returns or raises")
+
+
+async def world(stage: Stage, seconds: float, function: Callable[..., T], *arguments: Any) -> T:
+    """What a function of an environment gives, off the event loop and timed. TimeoutError when it takes longer."""
+
+    def timed() -> T:
+        with stage.stopwatch.environment():
+            return function(*arguments)
+
+    return await within(seconds, asyncio.to_thread(timed))
 
 
 async def within(seconds: float, job: Awaitable[T]) -> T:

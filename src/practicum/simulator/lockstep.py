@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from practicum.sampling.sampler import Sampler
+from practicum.simulator.stopwatch import Stopwatch
 from practicum.types import Completion, SamplingParams
 
 Place = tuple[int, int]
@@ -75,10 +76,13 @@ class Rounds:
 PLACE: ContextVar[tuple[Rounds, Place] | None] = ContextVar("place", default=None)
 
 
-async def sample(sampler: Sampler, tokens: Sequence[int], params: SamplingParams) -> Completion:
-    """`sampler.sample`, in its round where the episode belongs to one."""
+async def sample(
+    sampler: Sampler, tokens: Sequence[int], params: SamplingParams, stopwatch: Stopwatch | None = None
+) -> Completion:
+    """`sampler.sample`, in its round where the episode belongs to one; waiting for the round is not timed."""
     joined = PLACE.get()
     if joined is not None:
         rounds, place = joined
         await rounds.turn(place)
-    return await sampler.sample(tokens, params)
+    with stopwatch.sampler() if stopwatch else nullcontext():
+        return await sampler.sample(tokens, params)

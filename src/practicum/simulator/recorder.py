@@ -14,6 +14,7 @@ from practicum.errors import EpisodeOver, Failure, ToolError, UserError, boundar
 from practicum.sampling.renderer import Renderer
 from practicum.sampling.sampler import MessageSampler, Sampler
 from practicum.simulator.lockstep import sample
+from practicum.simulator.stopwatch import Stopwatch
 from practicum.types import Ending, Message, SamplingParams, ToolCall, ToolSpec, Turn, stream_seed
 
 T = TypeVar("T")
@@ -59,11 +60,13 @@ class Recorder:
         seed: int,
         toolbox: Toolbox | None = None,
         opening: str = "",
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.sampler, self.renderer, self.limits = sampler, renderer, limits
         self.temperature, self.seed = temperature, seed
         self.toolbox = toolbox
         self.opening = opening
+        self.stopwatch = stopwatch or Stopwatch()
         self.started = 0
         "Calls begun; each reserves its index when it starts."
         self.turns: dict[int, Turn] = {}
@@ -109,7 +112,9 @@ class Recorder:
             added: tuple[int, ...] = ()
             context: tuple[int, ...] = ()
             params = self.sampling(index, self.limits.tokens_per_turn)
-            answer = await self.wait(self.sampler.converse(messages, tools, params), "endpoint", Ending.SAMPLER_FAILED)
+            with self.stopwatch.sampler():
+                said = self.sampler.converse(messages, tools, params)
+                answer = await self.wait(said, "endpoint", Ending.SAMPLER_FAILED)
             completion, reply = answer.completion, answer.message
         else:
             added, context = self.rendered(continues, messages, new, tools)
@@ -117,7 +122,8 @@ class Recorder:
             if room < 1:
                 raise self.over(Ending.OUT_OF_TOKENS, f"a context of {len(context)} tokens leaves no room for a reply")
             params = self.sampling(index, min(self.limits.tokens_per_turn, room), self.renderer.stop_tokens)
-            completion = await self.wait(sample(self.sampler, context, params), "sampler", Ending.SAMPLER_FAILED)
+            drawn = sample(self.sampler, context, params, self.stopwatch)
+            completion = await self.wait(drawn, "sampler", Ending.SAMPLER_FAILED)
             reply = self.renderer.read(completion.tokens, tools)
         if completion.stop_reason == "length":
             reply = replace(reply, tool_calls=(), problem=f"the reply was cut after {completion.size} tokens")
@@ -170,7 +176,7 @@ class Recorder:
         if self.flag is not None:
             raise EpisodeOver(f"this episode is over: {self.flag}")
         began = time.monotonic()
-        job = asyncio.wait_for(asyncio.to_thread(self.toolbox.call, call), self.limits.tool_seconds)
+        job = asyncio.wait_for(asyncio.to_thread(self.timed, self.toolbox, call), self.limits.tool_seconds)
         try:
             content = str(await self.wait(job, f"tool {call.name}", Ending.TOOL_CRASHED))
         except ToolError as refusal:
@@ -180,6 +186,11 @@ class Recorder:
         turn = turn_of(call.id)
         self.tool_seconds[turn] = self.tool_seconds.get(turn, 0.0) + time.monotonic() - began
         return Message("tool", content, tool_call_id=call.id)
+
+    def timed(self, toolbox: Toolbox, call: ToolCall) -> str:
+        """`toolbox.call`, counted as the environment's time."""
+        with self.stopwatch.environment():
+            return toolbox.call(call)
 
     async def wait(self, job: Awaitable[T], whose: str, ending: Ending) -> T:
         """Await without charging the agent; a failure sets the sticky flag and is raised on."""

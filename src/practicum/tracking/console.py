@@ -42,6 +42,7 @@ COLUMNS = (
     Column("grad norm", ("grad_norm",), "{:.2f}"),
     Column("dev", ("dev/success",), "{:.1%}"),
     Column("seconds", ("seconds",), "{:.0f}"),
+    Column("GB", ("memory/peak_gb",), "{:.1f}"),
 )
 
 

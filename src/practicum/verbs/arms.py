@@ -243,7 +243,7 @@ def buildable(where: str, arm: Arm, config: RunConfig) -> list[str]:
     try:
         if arm.kind == "train":
             build.algorithm_of(config)
-            if config.sampler.kind != "local":
+            if config.sampler.kind == "api":
                 raise UserError("sampler.kind is 'api', whose model can be evaluated and not trained")
             if arm.start and not config.trainer.steps:
                 raise UserError("it starts from another arm and trainer.steps is 0: make its kind 'evaluate'")

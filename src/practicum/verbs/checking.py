@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,9 +15,10 @@ from practicum.config import RunConfig, as_table
 from practicum.environments.environment import Environment, Solvable, close
 from practicum.environments.own import Reward
 from practicum.environments.task_sets import overlaps, some
-from practicum.errors import MissingExtra, UserError
+from practicum.errors import MissingExtra, UserError, counted
 from practicum.models.catalogue import KNOWN
 from practicum.models.known import find
+from practicum.models.memory import free_memory
 from practicum.models.shape import shape_of
 from practicum.simulator.collect import collect
 from practicum.simulator.demonstrate import POLICIES, demonstrate
@@ -28,7 +30,6 @@ from practicum.verbs.forecasting import (
     Lengths,
     expected_memory,
     expected_seconds,
-    free_memory,
     lengths_of,
     measured_pace,
     pace_unknown,
@@ -88,7 +89,8 @@ def stage_with_tokens(config: RunConfig, own: build.Own, found: Findings) -> tup
     try:
         find(config.model.name, progress=False, download=False)
     except UserError as absent:
-        if config.model.name not in KNOWN and Path(config.model.name).is_dir():
+        is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", config.model.name) and not Path(config.model.name).is_dir()
+        if config.model.name not in KNOWN and not is_hub_id:
             found.problems.append(str(absent))
         else:
             found.notes.append(
@@ -147,7 +149,7 @@ def judge(played: Played, found: Findings) -> None:
             if broken:
                 words = broken[0].error.strip().splitlines()[-1:] or ["no reason was given"]
                 found.problems.append(
-                    f"{len(broken)} of {len(episodes)} tasks of {split} cannot be played: "
+                    f"{len(broken)} of {counted(len(episodes), 'task')} of {split} cannot be played: "
                     f"{some([episode.task_id for episode in broken])}; the first: {words[0]}"
                 )
             scored = [episode.success for episode in episodes if not episode.ending.discarded]
@@ -156,11 +158,11 @@ def judge(played: Played, found: Findings) -> None:
             missed = [e for e in episodes if e.success < 1.0 and not e.ending.discarded]
             if policy == "expert" and missed:
                 found.problems.append(
-                    f"the expert fails {len(missed)} of {len(episodes)} tasks of {split}: "
+                    f"the expert fails {len(missed)} of {counted(len(episodes), 'task')} of {split}: "
                     f"{some([f'{e.task_id} ({e.ending})' for e in missed])}; correct the tasks or their solve()"
                 )
             if policy == "noop" and done:
-                found.notes.append(f"{len(done)} tasks of {split} are done by doing nothing: {some(done)}")
+                found.notes.append(f"done by doing nothing: {counted(len(done), 'task')} of {split}: {some(done)}")
         found.figures["tasks"][split] = figures
 
 
@@ -176,7 +178,7 @@ def fitting(config: RunConfig, played: Played, unit: str, found: Findings) -> Le
     full = [e.task_id for e in episodes if len(e.turns[0].added) >= simulator.context_tokens]
     if full:
         words = (
-            f"the opening prompt of {len(full)} tasks leaves no room for a reply in simulator.context_tokens = "
+            f"the opening prompt of {counted(len(full), 'task')} leaves no room for a reply in simulator.context_tokens = "
             f"{simulator.context_tokens}: it has up to {lengths.longest_opening} {unit}; {some(full)}"
         )
         (found.problems if unit == "tokens" else found.notes).append(words)
@@ -192,7 +194,7 @@ def fitting(config: RunConfig, played: Played, unit: str, found: Findings) -> Le
         over = [episode for episode in episodes if used(episode) > limit]
         if over and best == "expert" and (unit == "tokens" or name == "turns"):
             found.notes.append(
-                f"the expert needs more than simulator.{name} = {limit} in {len(over)} tasks (up to "
+                f"the expert needs more than simulator.{name} = {limit} in {counted(len(over), 'task')} (up to "
                 f"{max(map(used, over))}): {some([e.task_id for e in over])}; a model must do these in less"
             )
     return lengths
@@ -225,7 +227,7 @@ def planned(config: RunConfig, found: Findings) -> None:
 def needs(config: RunConfig, played: Played, lengths: Lengths | None, timing: bool, found: Findings) -> None:
     """Memory and time, or why they are unknown. `lengths` in tokens; None where the model is not on this machine."""
     figures = found.figures
-    if config.sampler.kind != "local":
+    if config.sampler.kind == "api":
         figures["memory"] = figures["time"] = {"unknown": f"sampler.kind is {config.sampler.kind!r}: it runs elsewhere"}
         return
     if lengths is None:
@@ -236,6 +238,11 @@ def needs(config: RunConfig, played: Played, lengths: Lengths | None, timing: bo
     except UserError as error:
         figures["memory"] = figures["time"] = {"unknown": str(error)}
         return
+    if config.lora.rank > shape.narrowest:
+        found.problems.append(
+            f"lora.rank must lie between 1 and {shape.narrowest}, the width of the model's layers; "
+            f"found {config.lora.rank}"
+        )
     memory = expected_memory(config, shape, lengths)
     figures["memory"] = {"bytes": memory, "total": sum(memory.values()), "free": free_memory()}
     if shape.context < config.simulator.context_tokens:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from practicum.errors import UserError
+from practicum.errors import UserError, counted
 from practicum.evaluation import Evaluation, evaluated
 from practicum.runs.database import Database
 from practicum.runs.run import Run
@@ -72,7 +73,7 @@ class Versus:
         if self.adjusted_p < ALPHA:
             return f"{self.system} is {'better' if found.estimate > 0 else 'worse'} than {self.against}: {span}"
         least = (
-            f"with {found.n_tasks} tasks none could have been"
+            f"with {counted(found.n_tasks, 'task')} none could have been"
             if found.detectable is None
             else f"one of {100 * found.detectable:.1f} points or more would probably have been"
         )
@@ -97,6 +98,8 @@ class Comparison:
 
     systems: tuple[System, ...]
     rows: tuple[Versus, ...]
+    notes: tuple[str, ...] = ()
+    "What makes the comparison say less than it seems to."
 
     def summary(self) -> dict[str, Any]:
         """All figures as plain values."""
@@ -104,6 +107,7 @@ class Comparison:
             "n_tasks": self.systems[0].evaluation.interval.n_tasks,
             "systems": [system.summary() for system in self.systems],
             "differences": [row.summary() for row in self.rows],
+            "notes": list(self.notes),
         }
 
 
@@ -162,7 +166,17 @@ def compared(found: Mapping[str, Sequence[Group]]) -> Comparison:
         )
         for other, difference, p in zip(later, differences, adjusted, strict=True)
     )
-    return Comparison(systems, rows)
+    return Comparison(systems, rows, tuple(copies(found)))
+
+
+def copies(found: Mapping[str, Sequence[Group]]) -> list[str]:
+    """A warning for every two names behind which the very same attempts stand, tokens, times and all."""
+    return [
+        f"{one} and {other} hold the very same attempts: they are one measurement under two names, and that they do "
+        "not differ shows nothing"
+        for one, other in combinations(found, 2)
+        if sorted(found[one], key=lambda group: group.task_id) == sorted(found[other], key=lambda group: group.task_id)
+    ]
 
 
 def system_of(name: str, groups: Sequence[Group], left_out: tuple[str, ...]) -> System:
@@ -236,7 +250,10 @@ def as_text(comparison: Comparison) -> str:
     """The comparison as Markdown that also reads well in a terminal."""
     n_tasks = comparison.systems[0].evaluation.interval.n_tasks
     out = ", ".join(f"{len(system.left_out)} of {system.name}" for system in comparison.systems if system.left_out)
-    lines = [f"{n_tasks} tasks that all hold" + (f"; left out because another lacks them: {out}" if out else ""), ""]
+    lines = [
+        f"{counted(n_tasks, 'task')} that all hold" + (f"; left out because another lacks them: {out}" if out else ""),
+        "",
+    ]
     lines += ["| system | success | pass@k | pass^k | attempts | turns | tokens |", "|---|---|---|---|---|---|---|"]
     for system in comparison.systems:
         found = system.evaluation
@@ -257,4 +274,5 @@ def as_text(comparison: Comparison) -> str:
             f"| {row.system} | {points(less.estimate)} [{points(less.low)}, {points(less.high)}] "
             f"| {less.p_value:.2g} | {row.adjusted_p:.2g} | {less.only_a} | {less.only_b} |"
         )
-    return "\n".join([*lines, "", *(f"- {row.verdict}" for row in comparison.rows)])
+    warnings = [f"- warning: {note}" for note in comparison.notes]
+    return "\n".join([*lines, "", *(f"- {row.verdict}" for row in comparison.rows), *warnings])

@@ -25,7 +25,7 @@ POLL_S = 0.1
 
 def experiment(
     file: Path,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     *,
     jobs: int = 1,
     only: Collection[str] = (),
@@ -40,9 +40,11 @@ def experiment(
 
     Example: experiment(Path("benchmarks/experiments/headline.toml"), only=["rl"], seeds=[0])
     """
+    if folder == "":
+        raise UserError("--folder is empty; name the folder of results and runs, or leave --folder out")
     if jobs < 1:
         raise UserError(f"--jobs must be at least 1, found {jobs}")
-    paper = read(file, folder, find_recipe)
+    paper = read(file, Path(folder) if folder else None, find_recipe)
     chosen = paper.chosen(only, seeds)
     if importlib.util.find_spec("matplotlib") is None:  # it draws the table: too late to hear of it then
         raise MissingExtra("matplotlib", "train")

@@ -6,11 +6,12 @@ import importlib.util
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from practicum import build
 from practicum.config import RunConfig, warms_up
+from practicum.learning.budget import STATES, TOGETHER
+from practicum.models.memory import free_memory
 from practicum.models.shape import ModelShape
 from practicum.types import SamplingParams, Trajectory
 from practicum.verbs.interruption import interruptible
@@ -92,9 +93,9 @@ def expected_memory(config: RunConfig, shape: ModelShape, lengths: Lengths) -> d
     copies = 2 if trainer.algorithm == "ppo" else 1
     context = min(simulator.context_tokens, shape.context)
     tree = group_tokens(lengths, simulator.group_size)
-    batch = max(float(trainer.tokens_per_microbatch), tree)
-    per_token = 8 * shape.hidden + 2 * shape.kv_width + 4 * shape.intermediate + shape.heads * tree
-    followed = batch * (simulator.group_size * lengths.sampled / tree)
+    batch = float(trainer.tokens_per_microbatch or max(TOGETHER, tree))
+    per_token = 8 * shape.hidden + 2 * shape.kv_width + 4 * shape.intermediate + shape.heads * min(tree, batch)
+    followed = min(STATES, batch * (simulator.group_size * lengths.sampled / tree))
     return {
         "weights": FLOAT32 * (n + (copies - 1 if full else copies) * learns),
         "gradients": FLOAT32 * copies * learns,
@@ -104,14 +105,6 @@ def expected_memory(config: RunConfig, shape: ModelShape, lengths: Lengths) -> d
         "kept keys and values": FLOAT32 * 2 * config.sampler.slots * context * shape.layers * shape.kv_width,
         "activations": round(MARGIN * FLOAT32 * (batch * per_token * shape.layers + 3 * followed * shape.vocabulary)),
     }
-
-
-def free_memory() -> int | None:
-    """Bytes that this machine can still give; None where it does not say."""
-    file = Path("/proc/meminfo")
-    lines = file.read_text().splitlines() if file.is_file() else []
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
 
 
 def pace_unknown(memory: Mapping[str, int]) -> str:
@@ -162,7 +155,7 @@ async def sampling_pace(config: RunConfig, model: Any, prompts: Sequence[tuple[i
     """Tokens per second drawn for all prompts at once, their own keys and values kept."""
     import asyncio
 
-    sampler = build.local_sampler(config, model)
+    sampler = build.sampler_of(config, model)
     params = SamplingParams(temperature=config.simulator.temperature, max_tokens=1)
 
     async def drawn(tokens: int) -> int:

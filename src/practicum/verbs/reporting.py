@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from practicum.config import RunConfig
+from practicum.errors import counted
 from practicum.runs.run import write_whole
 from practicum.statistics.comparison import Difference, paired_difference
 
@@ -93,7 +94,7 @@ def as_text(report: Mapping[str, Any]) -> str:
         lines.append(
             f"- {first} less {second}: {100 * difference['estimate']:+.1f} points "
             f"({100 * difference['ci_low']:+.1f} to {100 * difference['ci_high']:+.1f}, "
-            f"p = {difference['p_value']:.2g}, paired over {difference['n_tasks']} tasks: "
+            f"p = {difference['p_value']:.2g}, paired over {counted(difference['n_tasks'], 'task')}: "
             f"{difference['only_first']} won, {difference['only_second']} lost)"
         )
     curve = ", ".join(f"{step}: {figures['success']:.1%}" for step, figures in report["dev"].items())

@@ -13,7 +13,7 @@ from practicum.agents.agent import Agent
 from practicum.config import RunConfig
 from practicum.environments.environment import Environment
 from practicum.environments.own import Reward
-from practicum.errors import UserError
+from practicum.errors import UserError, counted
 from practicum.runs.provenance import now, provenance
 from practicum.verbs.interruption import interruptible
 from practicum.verbs.reporting import reported, write_report
@@ -81,13 +81,15 @@ def asked(
     reward: Reward | None,
 ) -> tuple[RunConfig, build.Own, Path]:
     """The recipe as the call means it, what the call brings, and the run folder. Raises UserError."""
+    if folder == "":
+        raise UserError("--folder is empty; name the folder of the run, or leave --folder out")
     if resume and folder is None:
         raise UserError("--resume needs --folder, the run to go on with")
     config, own = build.settled(recipe, tasks=tasks, environment=environment, agent=agent, reward=reward)
     if left_out := {**own.skipped, **own.invalid}:
         first, reason = next(iter(left_out.items()))
         raise UserError(
-            f"{len(left_out)} tasks of {tasks} cannot be practised, such as {first}: {reason}; take them out of it"
+            f"{counted(len(left_out), 'task')} of {tasks} cannot be practised, such as {first}: {reason}; take out what cannot"
         )
     name = name or (Path(recipe).stem if isinstance(recipe, str | Path) else "run")
     return config, own, Path(folder or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")

@@ -1,64 +1,143 @@
-"""Keys and values of many contexts in one store, and attention that reads them where they lie.
+"""Keys and values of many contexts in blocks of one store, and attention that reads them where they lie.
 
-The model's own forward runs on one flat row of tokens, however many contexts these come from: nothing is padded outside
-attention. The cache writes each token's key and value to its slot; the attention function lets it see its slot only.
+The model runs on one flat row of tokens, however many contexts these come from: nothing is padded outside attention.
+A context that adds one token reads its blocks together with all the others that do: a block that many share is read
+once for several of them. A context that adds many reads its own.
 
-Axes: T tokens of this pass, R contexts of this pass, B rows of a batch, S slots, L positions, K visible positions,
-H query heads, N key/value heads, G = H / N, D width of a head.
+Axes: T tokens of this pass, C contexts of this pass, R rows (tokens whose context adds one), M blocks of a row, P
+blocks of the store, L positions of a block, I items of a part, U rows that an item serves, W = U x G, Q queries of a
+context, H query heads, N key/value heads, G = H / N, D width of a head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-ATTENTION = "practicum_slots"
-FIRST_LENGTH = 256
-KEY_ROUNDING = 32
+from practicum.sampling.local.contexts import BLOCK, GROWTH
+
+ATTENTION = "practicum_blocks"
+WIDTHS = {1: 1, 2: 8, 32: 64}
+"Users of a block, at least -> rows that one item serves."
+EXACT_WIDTH = 8
+"Of every item in the deterministic mode, where no product may depend on who else uses a block."
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Blocks to be read for some rows each: one matrix product for all of them."""
+
+    blocks: slice | Tensor
+    "Of the store, (I,): a slice is read in place, unused blocks between the others included."
+    rows_IU: Tensor
+    "Rows that a block is read for; the last ones may stand there again, for nothing."
+    places_IU: Tensor
+    "Where these blocks stand among the (R x M) of all rows."
 
 
 @dataclass(frozen=True, eq=False)
 class Pass:
     """The contexts that one forward pass extends.
 
-    Example: Pass((2, 5), (200, 0), (1, 64), device) computes position 200 of slot 2 and positions 0 to 63 of slot 5.
+    Example: Pass((200, 0), (1, 64), ((7, 3, 9, 4), (5,)), device) computes position 200 of one context, which lies in
+    block 4, and positions 0 to 63 of another.
     """
 
-    slots: tuple[int, ...]
-    "Shape (R,), ascending where every count is 1."
     starts: tuple[int, ...]
-    "Shape (R,): first position computed."
+    "Shape (C,): first position computed. Contexts that add one token come first."
     counts: tuple[int, ...]
-    "Shape (R,): positions computed."
+    "Shape (C,): positions computed."
+    blocks: tuple[Sequence[int], ...]
+    "Shape (C,): blocks that hold each context up to its last position computed, at least."
     device: torch.device
-    slots_T: Tensor = field(init=False)
+    exact: bool = False
+    "Every token is a row of its own, and computed as it would be in any other company."
     positions_T: Tensor = field(init=False)
+    blocks_T: Tensor = field(init=False)
+    "Where each token's key and value go, with `offsets_T`."
+    offsets_T: Tensor = field(init=False)
+    parts: tuple[Part, ...] = field(init=False)
+    scores_RM: Tensor = field(init=False)
+    "Which of the results of all parts, laid end to end, belongs to each block of each row."
+    sums_RM: Tensor = field(init=False)
+    "The same, with a result of zero behind the last one where a row has fewer than M blocks."
     masks: dict[Any, Tensor] = field(init=False, default_factory=dict)
     "Built once per pass and shape, shared by all layers."
 
     def __post_init__(self) -> None:
-        slots = [slot for slot, count in zip(self.slots, self.counts, strict=True) for _ in range(count)]
-        positions = [start + i for start, count in zip(self.starts, self.counts, strict=True) for i in range(count)]
-        object.__setattr__(self, "slots_T", torch.tensor(slots, device=self.device))
-        object.__setattr__(self, "positions_T", torch.tensor(positions, device=self.device))
+        starts, counts = np.array(self.starts), np.array(self.counts)
+        context_T = np.repeat(np.arange(len(counts)), counts)
+        positions_T = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - starts, counts)
+        ends = np.cumsum([0, *(len(blocks) for blocks in self.blocks)])[:-1]
+        laid = np.concatenate([np.asarray(blocks, np.int64) for blocks in self.blocks])
+        self._set("positions_T", positions_T)
+        self._set("blocks_T", laid[ends[context_T] + positions_T // BLOCK])
+        self._set("offsets_T", positions_T % BLOCK)
+        rows = len(positions_T) if self.exact else int((counts == 1).sum())
+        many_R = positions_T[:rows] // BLOCK + 1
+        row_M = np.repeat(np.arange(rows), many_R)
+        place_M = np.arange(many_R.sum()) - np.repeat(np.cumsum(many_R) - many_R, many_R)
+        self._plan(row_M, place_M, laid[ends[context_T[row_M]] + place_M], rows, int(many_R.max(initial=0)))
+
+    def _set(self, name: str, array: NDArray[Any]) -> None:
+        object.__setattr__(self, name, torch.from_numpy(array).to(self.device))
+
+    def _plan(self, row_M: Any, place_M: Any, block_M: Any, rows: int, most: int) -> None:
+        """From (row, place in the row, block) to as few matrix products as pay."""
+        parts: list[Part] = []
+        results = 0
+        scores_RM = np.zeros((rows, most), np.int64)
+        sums_RM = np.full((rows, most), -1)
+        users_M = np.bincount(block_M)[block_M] if len(block_M) else block_M
+        least = sorted(WIDTHS)
+        for n, (users, width) in enumerate([(1, EXACT_WIDTH)] if self.exact else WIDTHS.items()):
+            below = np.inf if self.exact or n + 1 == len(least) else least[n + 1]
+            chosen = np.flatnonzero((users_M >= users) & (users_M < below))
+            if not len(chosen):
+                continue
+            order = chosen[np.argsort(block_M[chosen], kind="stable")]
+            block_C, row_C, place_C = block_M[order], row_M[order], place_M[order]
+            begins = np.flatnonzero(np.diff(block_C, prepend=-1))
+            rank_C = np.arange(len(order)) - np.repeat(begins, np.diff([*begins, len(order)]))
+            item_C = np.cumsum(rank_C % width == 0) - 1
+            blocks_I = block_C[rank_C % width == 0]
+            blocks: slice | Tensor = torch.from_numpy(blocks_I).to(self.device)
+            span = int(blocks_I[-1] - blocks_I[0]) + 1
+            if width == 1 and span <= 2 * len(blocks_I):
+                item_C, blocks = block_C - blocks_I[0], slice(int(blocks_I[0]), int(blocks_I[0]) + span)
+            items = int(item_C[-1]) + 1
+            rows_IU, places_IU = np.zeros((items, width), np.int64), np.zeros((items, width), np.int64)
+            lane_C = rank_C % width
+            rows_IU[item_C, lane_C], places_IU[item_C, lane_C] = row_C, row_C * most + place_C
+            scores_RM[row_C, place_C] = sums_RM[row_C, place_C] = results + item_C * width + lane_C
+            results += items * width
+            parts.append(Part(blocks, *(torch.from_numpy(a).to(self.device) for a in (rows_IU, places_IU))))
+        object.__setattr__(self, "parts", tuple(parts))
+        self._set("scores_RM", scores_RM)
+        self._set("sums_RM", np.where(sums_RM < 0, results, sums_RM))
 
     @property
-    def longest(self) -> int:
-        """Positions that the longest of these contexts has after the pass."""
-        return max(start + count for start, count in zip(self.starts, self.counts, strict=True))
+    def rows(self) -> int:
+        """How many of the first tokens are rows."""
+        return len(self.scores_RM)
 
-    @property
-    def span(self) -> range | None:
-        """The slots to read as one block, gaps included; None where picking the rows out costs less."""
-        low, high = self.slots[0], self.slots[-1] + 1
-        return range(low, high) if high - low <= 2 * len(self.slots) else None
+    def chunks(self) -> Iterator[tuple[int, slice, list[int], int]]:
+        """Of each context that adds many tokens: its number, its tokens, its blocks, and its length afterwards."""
+        begin = 0
+        for n, (start, count) in enumerate(zip(self.starts, self.counts, strict=True)):
+            if begin >= self.rows:
+                yield n, slice(begin, begin + count), list(self.blocks[n]), start + count
+            begin += count
 
     def mask(self, name: Any, positions_BQ: Tensor, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
         """Additive mask (B, 1, Q, K): a query sees the keys up to its own position, within the window if any."""
@@ -72,57 +151,54 @@ class Pass:
 
 
 class KeyValueStore(Cache):
-    """One (S, N, L, D) pair of tensors per layer; L doubles when a context needs it, up to `context_length`."""
+    """Keys and values of all layers, (P, N, L, D) each, allocated as blocks come into use."""
 
-    def __init__(self, slots: int, context_length: int) -> None:
+    def __init__(self, blocks: int) -> None:
         super().__init__(layers=[])
-        self.slots = slots
-        self.context_length = context_length
-        self.length = min(FIRST_LENGTH, context_length)
+        self.blocks = blocks
         self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.cleared = 0
         self.now: Pass | None = None
         "The pass that `update` writes for."
 
-    def begin(self, step: Pass) -> None:
-        """Make room for a pass and write for it until the next one begins."""
-        length = self.length
-        while length < step.longest:
-            length = min(2 * length, self.context_length)
-        if length > self.length:
-            self.pairs = [(_longer(keys, length), _longer(values, length)) for keys, values in self.pairs]
-            self.length = length
+    def begin(self, step: Pass, touched: int) -> None:
+        """Write for a pass until the next one begins; `touched` blocks may be in use."""
         self.now = step
+        # The store is as large as it may become from the beginning, but memory that was never written is not there.
+        while self.cleared < touched:
+            fresh = slice(self.cleared, min(self.cleared + GROWTH, self.blocks))
+            for pair in self.pairs:
+                for part in pair:
+                    part[fresh] = 0  # a hidden key has weight 0, and 0 times NaN would still be NaN
+            self.cleared = fresh.stop
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write (1, N, T, D) keys and values where the pass says; returns the layer's whole store."""
+        return self.write(layer_idx, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+
+    def write(self, layer: int, keys_TND: Tensor, values_TND: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values where the pass says; returns the layer's whole store."""
         assert self.now is not None
-        if layer_idx == len(self.pairs):
-            _, heads, _, width = key_states.shape
-            # Zeros and not garbage: a hidden key has weight 0, and 0 times NaN would still be NaN.
-            self.pairs.append(
-                (
-                    key_states.new_zeros(self.slots, heads, self.length, width),
-                    value_states.new_zeros(self.slots, heads, self.length, value_states.shape[-1]),
-                )
-            )
-        keys, values = self.pairs[layer_idx]
-        keys[self.now.slots_T, :, self.now.positions_T] = key_states[0].transpose(0, 1)
-        values[self.now.slots_T, :, self.now.positions_T] = value_states[0].transpose(0, 1)
+        if layer == len(self.pairs):
+            shape = (self.blocks, keys_TND.shape[1], BLOCK)
+            pair = (keys_TND.new_empty(*shape, keys_TND.shape[2]), values_TND.new_empty(*shape, values_TND.shape[2]))
+            for part in pair:
+                part[: self.cleared] = 0
+            self.pairs.append(pair)
+        keys, values = self.pairs[layer]
+        keys[self.now.blocks_T, :, self.now.offsets_T] = keys_TND
+        values[self.now.blocks_T, :, self.now.offsets_T] = values_TND
         return keys, values
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot into another."""
-        for keys, values in self.pairs:
-            keys[target, :, :length] = keys[source, :, :length]
-            values[target, :, :length] = values[source, :, :length]
-
-
-def _longer(old: Tensor, length: int) -> Tensor:
-    new = old.new_zeros(*old.shape[:2], length, old.shape[3])
-    new[:, :, : old.shape[2]] = old
-    return new
+    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, all at once: (from, to) each."""
+        if copies and self.pairs:
+            sources, targets = torch.tensor(copies, device=self.pairs[0][0].device).unbind(1)
+            for pair in self.pairs:
+                for part in pair:
+                    part[targets] = part[sources]
 
 
 def attend(
@@ -144,52 +220,78 @@ def attend(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
-    read = _read_one_token_each if max(step.counts) == 1 else _read_row_by_row
-    return read(step, query, key, value, scaling, sliding_window)[None], None
+    return attended(step, query[0].transpose(0, 1), key, value, scaling, sliding_window)[None], None
 
 
-def _read_one_token_each(
-    step: Pass, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, window: int | None
+def attended(
+    step: Pass,
+    query_THD: Tensor,
+    keys_PNLD: Tensor,
+    values_PNLD: Tensor,
+    scaling: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
-    """Decoding: one batch; the G queries that share a key/value head stand where a sequence of queries would."""
-    length = min(-(-step.longest // KEY_ROUNDING) * KEY_ROUNDING, keys.shape[2])
-    query_RHD, positions_R, rows_R = query[0].transpose(0, 1), step.positions_T, None
-    if step.span is None:
-        keys = keys[:, :, :length].index_select(0, step.slots_T)
-        values = values[:, :, :length].index_select(0, step.slots_T)
-    else:
-        block = slice(step.span.start, step.span.stop)
-        keys, values = keys[block, :, :length], values[block, :, :length]
-        if len(step.span) > len(step.slots):
-            rows_R = step.slots_T - step.span.start
-            positions_R = positions_R.new_zeros(len(step.span)).index_copy_(0, rows_R, positions_R)
-            query_RHD = query_RHD.new_zeros(len(step.span), *query_RHD.shape[1:]).index_copy_(0, rows_R, query_RHD)
-    mask = step.mask("one each", positions_R[:, None], length, window, query.dtype)
-    query_BNGD = query_RHD.unflatten(1, (keys.shape[1], -1))
-    found_BHD = scaled_dot_product_attention(query_BNGD, keys, values, attn_mask=mask, scale=scaling).flatten(1, 2)
-    return found_BHD if rows_R is None else found_BHD.index_select(0, rows_R)
-
-
-def _read_row_by_row(
-    step: Pass, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, window: int | None
-) -> Tensor:
-    """Prefill: contexts differ too much in length to share a batch. Key/value heads are the batch, G their heads."""
-    found, begin = [], 0
-    for slot, start, count in zip(step.slots, step.starts, step.counts, strict=True):
-        length = start + count
-        query_NGQD = query[0, :, begin : begin + count].unflatten(0, (keys.shape[1], -1))
-        expand = (-1, query_NGQD.shape[1], -1, -1)
-        mask = step.mask(slot, step.positions_T[None, begin : begin + count], length, window, query.dtype)
-        found_NGQD = scaled_dot_product_attention(
-            query_NGQD,
-            keys[slot, :, None, :length].expand(expand),
-            values[slot, :, None, :length].expand(expand),
-            attn_mask=mask,
-            scale=scaling,
+    """What each token of a pass sees of its own context, shape (T, H, D)."""
+    scale = query_THD.shape[-1] ** -0.5 if scaling is None else scaling
+    found = [_of_rows(step, query_THD[: step.rows], keys_PNLD, values_PNLD, scale, window)] if step.rows else []
+    for name, tokens, blocks, length in step.chunks():
+        found.append(
+            _of_chunk(step, name, query_THD[tokens], keys_PNLD[blocks], values_PNLD[blocks], length, scale, window)
         )
-        found.append(found_NGQD.flatten(0, 1).transpose(0, 1))
-        begin += count
-    return torch.cat(found)
+    return torch.cat(found) if len(found) > 1 else found[0]
+
+
+def _of_rows(step: Pass, query_RHD: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None) -> Tensor:
+    """One softmax per row over the scores of its blocks, then the sum of what each block gives."""
+    query_RNGD = query_RHD.unflatten(1, (keys.shape[1], -1))
+    rows, heads, groups, width = query_RNGD.shape
+    most = step.scores_RM.shape[1]
+    found = []
+    for part in step.parts:
+        # Keys stand first: with few rows the product is then twice as fast.
+        scores_INLW = keys[part.blocks] @ _gather(query_RNGD, part.rows_IU).transpose(-1, -2)
+        found.append(_by_row(scores_INLW.transpose(-1, -2), part, groups))
+    scores_RMNGL = (torch.cat(found) if len(found) > 1 else found[0])[step.scores_RM]
+    scores_RNGK = scores_RMNGL.permute(0, 2, 3, 1, 4).reshape(rows, heads, groups, most * BLOCK)
+    mask = step.mask("rows", step.positions_T[:rows, None], most * BLOCK, window, torch.float32)
+    weights_RNGK = torch.add(mask, scores_RNGK, alpha=scale).softmax(-1).to(query_RHD.dtype)
+    weights_WNGL = weights_RNGK.unflatten(-1, (most, BLOCK)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+    found = [_by_row(_gather(weights_WNGL, part.places_IU) @ values[part.blocks], part, groups) for part in step.parts]
+    nothing = query_RHD.new_zeros(1, heads, groups, width)
+    parts_RMNGD = torch.cat([*found, nothing])[step.sums_RM]
+    return parts_RMNGD.sum(1, dtype=torch.float32).to(query_RHD.dtype).flatten(1, 2)
+
+
+def _gather(of_rows_xNGy: Tensor, rows_IU: Tensor) -> Tensor:
+    """What belongs to the rows of each item, one below the other, (I, N, W, y)."""
+    return of_rows_xNGy[rows_IU].transpose(1, 2).flatten(2, 3)
+
+
+def _by_row(found_INWy: Tensor, part: Part, groups: int) -> Tensor:
+    """What an item gives, row after row, (I * U, N, G, y)."""
+    return found_INWy.unflatten(2, (part.rows_IU.shape[1], groups)).transpose(1, 2).flatten(0, 1)
+
+
+def _of_chunk(
+    step: Pass,
+    name: int,
+    query_QHD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    length: int,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Contexts that add many tokens differ too much in length to share a batch. Key/value heads are the batch."""
+    query_NGQD = query_QHD.transpose(0, 1).unflatten(0, (keys.shape[1], -1))
+    own_keys, own_values = (
+        part.transpose(0, 1).flatten(1, 2)[:, None, :length].expand(-1, query_NGQD.shape[1], -1, -1)
+        for part in (keys, values)
+    )
+    positions = torch.arange(length - len(query_QHD), length, device=step.device)[None]
+    mask = step.mask(name, positions, length, window, query_QHD.dtype)
+    found_NGQD = scaled_dot_product_attention(query_NGQD, own_keys, own_values, attn_mask=mask, scale=scale)
+    return found_NGQD.flatten(0, 1).transpose(0, 1)
 
 
 AttentionInterface.register(ATTENTION, attend)

@@ -5,6 +5,8 @@ Axes: B rows, V vocabulary, C blocks of the vocabulary.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,10 +29,11 @@ def draw(logits_BV: Tensor, temperatures_B: Tensor, uniforms_B: Tensor) -> tuple
     tokens_B = _invert(probs_BV, uniforms_B)
     if bool(greedy_B.any()):
         tokens_B = torch.where(greedy_B, scaled_BV.argmax(dim=-1), tokens_B)
-    logprobs_B = probs_BV.gather(1, tokens_B[:, None])[:, 0].log()
-    if not bool(logprobs_B.isfinite().all()):
+    drawn = probs_BV.gather(1, tokens_B[:, None])[:, 0].tolist()
+    if not all(probability > 0 for probability in drawn):
         raise FloatingPointError("the model's logits are not finite: the weights it was given are broken")
-    return tokens_B.tolist(), logprobs_B.tolist()
+    # One by one: the logarithm of a tensor rounds differently for the last few of its numbers.
+    return tokens_B.tolist(), [math.log(probability) for probability in drawn]
 
 
 def _invert(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:

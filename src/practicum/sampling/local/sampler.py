@@ -1,7 +1,8 @@
 """Draws completions from a transformers model in this process: batched continuously, never computing a token twice.
 
-One thread owns the model, the slots and the store; it runs one forward pass at a time, and between two passes whatever
-else was asked for (new weights, a score). The event loop only hands requests over and delivers completions.
+Passes run in the thread of the event loop, which gets its turn between two of them. A second thread that computes
+would cost more than it saves: each has threads of its own to compute with (OpenMP), and as soon as these are more than
+the processor has, they sleep between two products instead of waiting: a pass of 16 rows took 85 ms instead of 35.
 
 Axes: T tokens of a prompt or pass, R requests of a pass, B sampled rows, V vocabulary.
 """
@@ -9,50 +10,24 @@ Axes: T tokens of a prompt or pass, R requests of a pass, B sampled rows, V voca
 from __future__ import annotations
 
 import asyncio
-import copy
-import time
 from collections import deque
-from collections.abc import Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from practicum.errors import Failure, UserError, boundary
-from practicum.sampling.local.attention import ATTENTION, KeyValueStore, Pass
-from practicum.sampling.local.draw import draw
-from practicum.sampling.local.slots import Slots, Tokens
-from practicum.types import Completion, SamplingParams, StopReason, Weights
+from practicum.sampling.local.batch import Batch, Finished, Request
+from practicum.sampling.local.contexts import BLOCK, REMEMBERED, Contexts, Tokens
+from practicum.sampling.local.own_copy import own_copy
+from practicum.types import Completion, SamplingParams, Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-PREFILL_TOKENS = 2048
-"The most tokens of prompts in one forward pass: enough to keep every core busy, and a bound on memory."
-SCORE_POSITIONS = 512
-"Positions whose log-probs over the whole vocabulary are in memory at once."
-
-
-@dataclass(eq=False)
-class _Request:
-    """One call of `sample` on its way through the sampler."""
-
-    prompt_T: Tokens
-    params: SamplingParams
-    limit: int
-    future: asyncio.Future[Completion]
-    uniforms: np.random.Generator
-    "Philox keyed by the request's own seed: its nth number draws its nth token."
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-
-    def completion(self, stop_reason: StopReason) -> Completion:
-        return Completion(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), stop_reason)
+MEMORY_GB = 2.0
+A_QUICK_TOOL = 0.001
+"Seconds that a pass waits for those who were just answered."
 
 
 class LocalSampler:
@@ -60,8 +35,11 @@ class LocalSampler:
 
     The model needs ordinary full or sliding-window attention in every layer (Llama, Qwen, Gemma 3 and their like).
     `dtype` "auto" is bfloat16 where the processor computes in it (CUDA, AVX512-BF16, AMX), else float32.
-    `counts` says how many prompt tokens were computed ("prefilled"), how many had keys and values already ("reused")
-    and how many tokens were drawn ("decoded"); `seconds` says where the time went.
+    Keys and values of at most `memory_gb` are kept; a context that had to give its own up for others is computed again.
+    With `exact` what a request draws does not depend, to the bit, on what else is sampled beside it or was before.
+    `counts` says how many prompt tokens were computed ("prefilled"), how many of them not for the first time
+    ("recomputed"), how many had keys and values already ("reused") and how many tokens were drawn ("decoded");
+    `seconds` says where the time went.
 
     Example:
         sampler = LocalSampler(model, slots=64)
@@ -77,11 +55,12 @@ class LocalSampler:
         context_length: int | None = None,
         dtype: str = "auto",
         version: int = 0,
+        memory_gb: float = MEMORY_GB,
+        exact: bool = False,
     ) -> None:
-        self._model = _own_copy(model, dtype)
-        self._learns = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
-        self._device = next(self._model.parameters()).device
-        config = self._model.config.get_text_config()
+        own = own_copy(model, dtype)
+        learns = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        config = own.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
         self._context_length = context_length or int(config.max_position_embeddings)
         if self._context_length > config.max_position_embeddings:
@@ -89,25 +68,27 @@ class LocalSampler:
                 f"context_length {context_length} is more than the {config.max_position_embeddings} positions "
                 "that the model has; ask for at most that many"
             )
-        self._version = version
-        self._slots = Slots(slots, self._context_length)
-        self._store = KeyValueStore(slots, self._context_length)
-        self._arrivals: deque[_Request] = deque()
-        self._waiting: deque[_Request] = deque()
-        self._running: dict[int, _Request] = {}
-        self._unanswered: set[_Request] = set()
+        blocks = int(memory_gb * 1e9 / block_bytes(own))
+        # One block belongs to nobody, and one is needed to branch.
+        if (blocks - 2) * BLOCK < self._context_length:
+            raise UserError(
+                f"{memory_gb:g} GB hold the keys and values of {max(0, blocks - 2) * BLOCK} tokens of this model, "
+                f"fewer than one context of {self._context_length}; raise sampler.memory_gb or lower "
+                "simulator.context_tokens"
+            )
+        # No more than all contexts fill.
+        blocks = min(blocks, 2 + (REMEMBERED * slots + 1) * -(-self._context_length // BLOCK))
+        self._batch = Batch(own, learns, Contexts(slots, self._context_length, blocks), version, exact)
+        self._arrivals: deque[Request] = deque()
+        self._unanswered: set[Request] = set()
         self._worker: asyncio.Task[None] | None = None
-        # One thread for the sampler's whole life: steps, loads and scores take turns without a lock, and a tool that
-        # fills asyncio's shared threads cannot stop the sampler that it waits for.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
         self._closed = False
-        self.counts = {"prefilled": 0, "reused": 0, "decoded": 0}
-        self.seconds = {"prefill": 0.0, "decode": 0.0, "draw": 0.0}
+        self.counts, self.seconds = self._batch.counts, self._batch.seconds
 
     @property
     def version(self) -> int:
         """Version of the weights in use."""
-        return self._version
+        return self._batch.version
 
     @property
     def context_length(self) -> int:
@@ -129,7 +110,7 @@ class LocalSampler:
             return Completion((), (), (), "length")
         loop = asyncio.get_running_loop()
         uniforms = np.random.Generator(np.random.Philox(key=params.seed % 2**64))
-        request = _Request(prompt_T, params, limit, loop.create_future(), uniforms)
+        request = Request(prompt_T, params, limit, loop.create_future(), uniforms)
         self._unanswered.add(request)
         self._arrivals.append(request)
         if self._worker is None or self._worker.done() or self._worker.get_loop().is_closed():
@@ -152,7 +133,7 @@ class LocalSampler:
             )
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature must be above 0 to score, found {temperature}")
-        return await self._in_thread(self._score, tokens_T, start, temperature)
+        return self._computed(self._batch.score, tokens_T, start, temperature)
 
     async def load(self, weights: Weights) -> None:
         """Use these weights from the next token on; requests under way go on with them, from the tokens they have.
@@ -162,36 +143,35 @@ class LocalSampler:
         names or shapes differ, and has then changed nothing.
         """
         self._check_open()
-        await self._in_thread(self._load, weights)
+        self._computed(self._batch.load, weights)
 
     async def close(self) -> None:
-        """Release memory and the thread; calls under way fail. Calling it twice does no harm."""
+        """Release memory; calls under way fail. Calling it twice does no harm."""
         if self._closed:
             return
         self._closed = True
         self._fail_all(Failure("sampler", RuntimeError("closed while sampling")))
-        await self._in_thread(self._reset)
-        self._thread.shutdown(wait=False)
-        del self._model
+        del self._batch
 
     # On the event loop ------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         try:
             while self._unanswered and not self._closed:
-                for request, completion in await self._in_thread(self._step):
+                finished = self._computed(self._step)
+                for request, completion in finished:
                     if not request.future.done():
                         request.future.set_result(completion)
-                # The callers run now; what they ask next can still join the coming pass.
-                await asyncio.sleep(0)
+                # The callers run now; what they ask next, after a quick tool, can still join the coming pass.
+                await asyncio.sleep(A_QUICK_TOOL if finished else 0)
         except Failure as failure:
             self._fail_all(failure)
         finally:
             self._worker = None
 
-    async def _in_thread(self, function: Any, *args: Any) -> Any:
+    def _computed(self, function: Any, *args: Any) -> Any:
         with boundary("sampler", UserError):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+            return function(*args)
 
     def _fail_all(self, failure: Failure) -> None:
         for request in self._unanswered:
@@ -211,184 +191,16 @@ class LocalSampler:
             raise ValueError(f"tokens must lie in 0 … {self._vocabulary - 1}, found {array.min()} … {array.max()}")
         return array.astype(np.int32)
 
-    # In the sampler's thread ------------------------------------------------------------------------------------------
-
-    @torch.inference_mode()
-    def _step(self) -> list[tuple[_Request, Completion]]:
-        """One forward pass: prompts first, so that the next decoding pass has all rows. Returns who is done."""
-        done = False
-        try:
-            self._admit()
-            slots = sorted(self._running)
-            prompts = [slot for slot in self._running if self._slots.pending(slot) > 1]
-            finished = self._advance(prompts or slots, "prefill" if prompts else "decode") if slots else []
-            done = True
-        finally:
-            if not done:
-                self._reset()
-        return finished
-
-    def _admit(self) -> None:
-        """Free the slots of those who no longer wait, then place new requests, in order of arrival."""
-        for slot in [slot for slot, request in self._running.items() if request.future.done()]:
-            self._release(slot)
+    def _step(self) -> Finished:
+        """Whoever arrived takes part in the coming pass."""
         while self._arrivals:
-            self._waiting.append(self._arrivals.popleft())
-        still_waiting: deque[_Request] = deque()
-        for request in self._waiting:
-            if request.future.done():
-                continue
-            placement = self._slots.place(request.prompt_T)
-            if placement is None:
-                still_waiting.append(request)
-                continue
-            if placement.source != placement.slot:
-                self._store.copy(placement.source, placement.slot, placement.reused)
-            self._slots.take(placement.slot, request.prompt_T, placement.reused)
-            self._running[placement.slot] = request
-            self.counts["reused"] += placement.reused
-        self._waiting = still_waiting
-
-    def _advance(self, slots: list[int], kind: str) -> list[tuple[_Request, Completion]]:
-        began = time.perf_counter()
-        logits_BV, complete = self._forward(slots)
-        drawing = time.perf_counter()
-        self.seconds[kind] += drawing - began
-        if not complete:
-            return []
-        requests = [self._running[slot] for slot in complete]
-        tokens, logprobs = draw(
-            logits_BV,
-            torch.tensor([request.params.temperature for request in requests], device=self._device),
-            torch.tensor([request.uniforms.random() for request in requests], dtype=torch.float64, device=self._device),
-        )
-        finished = []
-        for slot, request, token, logprob in zip(complete, requests, tokens, logprobs, strict=True):
-            request.tokens.append(token)
-            request.logprobs.append(logprob)
-            request.versions.append(self._version)
-            stopped = token in request.params.stop_tokens
-            if stopped or len(request.tokens) == request.limit:
-                finished.append((request, request.completion("stop" if stopped else "length")))
-                self._release(slot)
-            else:
-                self._slots.append(slot, token)
-        self.counts["decoded"] += len(tokens)
-        self.seconds["draw"] += time.perf_counter() - drawing
-        return finished
-
-    def _forward(self, slots: list[int]) -> tuple[Tensor, list[int]]:
-        """Compute what these slots know but have not computed, within the budget.
-
-        Returns logits (B, V) behind the last known token of the slots that were completed, and those slots.
-        """
-        budget = max(PREFILL_TOKENS, len(slots))
-        chosen, starts, counts = [], [], []
-        for slot in slots:
-            count = min(self._slots.pending(slot), budget)
-            if count:
-                chosen.append(slot)
-                starts.append(int(self._slots.kept_S[slot]))
-                counts.append(count)
-                budget -= count
-        step = Pass(tuple(chosen), tuple(starts), tuple(counts), self._device)
-        tokens_T = np.concatenate(
-            [self._slots.tokens_SL[s, a : a + n] for s, a, n in zip(chosen, starts, counts, strict=True)]
-        )
-        ends = np.cumsum(counts) - 1
-        complete = [row for row, slot in enumerate(chosen) if self._slots.pending(slot) == counts[row]]
-        self._store.begin(step)
-        output = self._model(
-            input_ids=torch.from_numpy(tokens_T).long().to(self._device)[None],
-            position_ids=step.positions_T[None],
-            # Four axes tell transformers to build no mask of its own; the attention function reads `step` instead.
-            attention_mask=torch.empty(1, 1, 1, 1, device=self._device),
-            cache=self._store,
-            use_cache=True,
-            logits_to_keep=torch.from_numpy(ends[complete]).to(self._device),
-            step=step,
-        )
-        for slot, start, count in zip(chosen, starts, counts, strict=True):
-            self._slots.kept_S[slot] += count
-            self.counts["prefilled"] += min(count, max(0, len(self._running[slot].prompt_T) - start))
-        return output.logits[0], [chosen[row] for row in complete]
-
-    def _release(self, slot: int) -> None:
-        del self._running[slot]
-        self._slots.release(slot)
-
-    def _reset(self) -> None:
-        """Forget every request and everything kept."""
-        self._arrivals.clear()
-        self._waiting.clear()
-        for slot in list(self._running):
-            self._release(slot)
-        self._slots.forget()
-        self._store = KeyValueStore(self._store.slots, self._context_length)
-
-    @torch.inference_mode()
-    def _score(self, tokens_T: Tokens, start: int, temperature: float) -> tuple[float, ...]:
-        ids_T = torch.from_numpy(tokens_T).long().to(self._device)
-        wanted_T = torch.arange(start - 1, len(ids_T) - 1, device=self._device)
-        logits_TV = self._model(input_ids=ids_T[None], use_cache=False, logits_to_keep=wanted_T).logits[0]
-        logprobs: list[float] = []
-        for begin in range(0, len(wanted_T), SCORE_POSITIONS):
-            scaled_TV = logits_TV[begin : begin + SCORE_POSITIONS].float() / temperature
-            targets_T = ids_T[start + begin : start + begin + SCORE_POSITIONS]
-            logprobs += torch.log_softmax(scaled_TV, dim=-1).gather(1, targets_T[:, None])[:, 0].tolist()
-        return tuple(logprobs)
-
-    def _load(self, weights: Weights) -> None:
-        _copy_weights(self._model, weights, self._learns)
-        self._version = weights.version
-        self._slots.forget()
+            self._batch.waiting.append(self._arrivals.popleft())
+        return self._batch.step()
 
 
-def _own_copy(model: PreTrainedModel, dtype: str) -> PreTrainedModel:
+def block_bytes(model: PreTrainedModel) -> int:
+    """Bytes of the keys and values of one block, in all layers."""
     config = model.config.get_text_config()
-    odd = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if odd or getattr(config, "attn_logit_softcapping", None) is not None:
-        raise UserError(
-            f"the local sampler needs plain full or sliding-window attention; {type(model).__name__} has "
-            f"{', '.join(sorted(odd)) or 'capped attention scores'}; use another sampler for it"
-        )
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "auto": _fast_dtype(model.device)}
-    if dtype not in kinds:
-        raise UserError(f"dtype must be one of {', '.join(sorted(kinds))}, found {dtype!r}")
-    own = copy.deepcopy(model).eval().requires_grad_(False)
-    own.zero_grad(set_to_none=True)
-    own.set_attn_implementation(ATTENTION)
-    # Parameters only: buffers hold the rotary frequencies, which bfloat16 would blur at far positions.
-    for parameter in own.parameters():
-        parameter.data = parameter.data.to(kinds[dtype])
-    return own
-
-
-def _fast_dtype(device: torch.device) -> torch.dtype:
-    if device.type == "cuda":
-        return torch.bfloat16
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
-    return torch.bfloat16 if flags & {"avx512_bf16", "amx_bf16"} else torch.float32
-
-
-def _copy_weights(model: PreTrainedModel, weights: Weights, needed: Set[str]) -> None:
-    """Copy tensors into the model's parameters, after every name and shape was seen to fit and none needed to lack."""
-    own = model.state_dict(keep_vars=True)
-    unknown = sorted(set(weights.tensors) - set(own))
-    given = {id(own[name]) for name in weights.tensors if name in own}
-    missing = sorted(name for name, p in model.named_parameters() if name in needed and id(p) not in given)
-    shapes = [
-        f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape)}"
-        for name, tensor in weights.tensors.items()
-        if name in own and tensor.shape != own[name].shape
-    ]
-    for problem, names in (("unknown", unknown), ("missing", missing), ("of another shape", shapes)):
-        if names:
-            raise UserError(
-                f"weights version {weights.version} do not fit the sampler's model: {len(names)} tensors are "
-                f"{problem}, such as {', '.join(names[:3])}; publish the tensors of the same architecture"
-            )
-    with torch.no_grad():
-        for name, tensor in weights.tensors.items():
-            own[name].copy_(tensor)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * width * BLOCK * model.dtype.itemsize)
