@@ -43,6 +43,8 @@ class Request:
     future: asyncio.Future[Completion]
     uniforms: np.random.Generator
     "Philox keyed by the request's own seed: its nth number draws its nth token."
+    computed_before: int = 0
+    "First tokens that were computed for somebody before it was placed."
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -97,7 +99,7 @@ class Batch:
         """Free the places of those who no longer wait, then place requests in order of arrival."""
         for context in [context for context, request in self.running.items() if request.future.done()]:
             self.release(context)
-        copies: list[tuple[int, int]] = []
+        copied_from: dict[int, int] = {}
         still_waiting: deque[Request] = deque()
         for request in self.waiting:
             if request.future.done():
@@ -108,12 +110,13 @@ class Batch:
             if placement is None or taken is None:
                 still_waiting.append(request)
                 continue
-            copies += taken
+            # What was taken from a request placed just now is not copied yet: it lies where that one took it from.
+            copied_from |= {new: copied_from.get(old, old) for old, new in taken}
             self.running[placement.context] = request
+            request.computed_before = known
             self.counts["reused"] += placement.reused
-            self.counts["recomputed"] += known - placement.reused
         self.waiting = still_waiting
-        self.store.copy(copies)
+        self.store.copy([(old, new) for new, old in copied_from.items()])
 
     def chosen(self) -> list[tuple[int, int]]:
         """(context, positions) of the next pass, one position first. Where room lacks, the youngest lose theirs."""
@@ -202,7 +205,9 @@ class Batch:
             ).logits[0]
         for (context, count), start in zip(chosen, starts, strict=True):
             contexts.kept_S[context] += count
-            self.counts["prefilled"] += min(count, max(0, len(self.running[context].known_T) - start))
+            request = self.running[context]
+            self.counts["prefilled"] += min(count, max(0, len(request.known_T) - start))
+            self.counts["recomputed"] += min(count, max(0, request.computed_before - start))
         return logits_BV[: len(last_B)]
 
     def release(self, context: int) -> None:
