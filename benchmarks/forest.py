@@ -61,7 +61,7 @@ def made(name):
     if name == "demo":
         return [row for n in range(10) for row in siblings(draw, f"g{n}", 8, 210, 3)]
     if name == "2000":
-        return [row for n in range(2) for row in siblings(draw, f"g{n}", 8, 2000, 3)]
+        return siblings(draw, "g", 8, 2000, 3)
     if name == "4000":
         return siblings(draw, "g", 32, 4000, 4, said=30, heard=27, alike=0)
     turns = int(name.removeprefix("turns-"))
@@ -159,7 +159,7 @@ def main():
     for name in ("demo", "2000"):
         if name in options.only:
             rows = made(name)
-            found[f"forest_{name}"] = {**compared(trainer, rows, options.rounds), "gap": gap(trainer, rows[:8])}
+            found[f"forest_{name}"] = {**compared(trainer, rows, options.rounds), "gap": gap(trainer, rows[:3])}
     if "turns" in options.only:
         found["turns"] = exponent(trainer, options.rounds)
     if "peak" in options.only:
