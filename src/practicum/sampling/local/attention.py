@@ -11,8 +11,9 @@ context, H query heads, N key/value heads, G = H / N, D width of a head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -132,13 +133,15 @@ class Pass:
         """How many of the first tokens are rows."""
         return len(self.scores_RM)
 
-    def chunks(self) -> Iterator[tuple[int, slice, list[int], int]]:
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, slice, Tensor, int], ...]:
         """Of each context that adds many tokens: its number, its tokens, its blocks, and its length afterwards."""
-        begin = 0
-        for n, (start, count) in enumerate(zip(self.starts, self.counts, strict=True)):
-            if begin >= self.rows:
-                yield n, slice(begin, begin + count), list(self.blocks[n]), start + count
-            begin += count
+        ends = np.cumsum(self.counts)
+        return tuple(
+            (n, slice(end - count, end), torch.tensor(list(self.blocks[n]), device=self.device), start + count)
+            for n, (start, count, end) in enumerate(zip(self.starts, self.counts, ends.tolist(), strict=True))
+            if end - count >= self.rows
+        )
 
     def mask(self, name: Any, positions_BQ: Tensor, keys: int, window: int | None, dtype: torch.dtype) -> Tensor:
         """Additive mask (B, 1, Q, K): a query sees the keys up to its own position, within the window if any."""
@@ -235,10 +238,10 @@ def attended(
     """What each token of a pass sees of its own context, shape (T, H, D)."""
     scale = query_THD.shape[-1] ** -0.5 if scaling is None else scaling
     found = [_of_rows(step, query_THD[: step.rows], keys_PNLD, values_PNLD, scale, window)] if step.rows else []
-    for name, tokens, blocks, length in step.chunks():
-        found.append(
-            _of_chunk(step, name, query_THD[tokens], keys_PNLD[blocks], values_PNLD[blocks], length, scale, window)
-        )
+    for name, tokens, blocks, length in step.chunks:
+        # In one copy each: the blocks of each key/value head one behind the other.
+        keys, values = (part.transpose(0, 1).index_select(1, blocks).flatten(1, 2) for part in (keys_PNLD, values_PNLD))
+        found.append(_of_chunk(step, name, query_THD[tokens], keys, values, length, scale, window))
     return torch.cat(found) if len(found) > 1 else found[0]
 
 
@@ -277,8 +280,8 @@ def _of_chunk(
     step: Pass,
     name: int,
     query_QHD: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys_NKD: Tensor,
+    values_NKD: Tensor,
     length: int,
     scale: float,
     window: int | None,
@@ -287,17 +290,17 @@ def _of_chunk(
 
     On a CPU plain products take half the time of the fused kernel.
     """
-    queries, heads = len(query_QHD), keys.shape[1]
-    own_keys_NKD, own_values_NKD = (part.transpose(0, 1).flatten(1, 2)[:, :length] for part in (keys, values))
+    queries, heads = len(query_QHD), len(keys_NKD)
+    keys_NKD, values_NKD = keys_NKD[:, :length], values_NKD[:, :length]
     query_NGQD = query_QHD.transpose(0, 1).unflatten(0, (heads, -1))
     positions = torch.arange(length - queries, length, device=step.device)[None]
     mask_1QK = step.mask(name, positions, length, window, torch.float32)[0]
     found, many = [], max(1, MOST_SCORES // (length * query_QHD.shape[1]))
     for begin in range(0, queries, many):
         part_NGQD = query_NGQD[:, :, begin : begin + many]
-        scores_NGQK = (part_NGQD.flatten(1, 2) @ own_keys_NKD.transpose(1, 2)).unflatten(1, part_NGQD.shape[1:3])
+        scores_NGQK = (part_NGQD.flatten(1, 2) @ keys_NKD.transpose(1, 2)).unflatten(1, part_NGQD.shape[1:3])
         weights_NGQK = torch.add(mask_1QK[:, begin : begin + many], scores_NGQK, alpha=scale).softmax(-1)
-        found_NWD = weights_NGQK.to(values.dtype).flatten(1, 2) @ own_values_NKD
+        found_NWD = weights_NGQK.to(values_NKD.dtype).flatten(1, 2) @ values_NKD
         found.append(found_NWD.unflatten(1, part_NGQD.shape[1:3]).flatten(0, 1).transpose(0, 1))
     return torch.cat(found)
 
