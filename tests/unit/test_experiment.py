@@ -52,7 +52,10 @@ def told(line: str) -> str:
         (told('[arms.a]\nset = ["trainer.stesp=1"]'), "arms.a: recipes/tiny.toml with --set"),
         (told('[arms.a]\nset = ["trainer.stesp=1"]'), "unknown key trainer.stesp; did you mean steps?"),
         (told('[arms.a]\nset = ["trainer.algorithm=lop"]'), "arms.a: there is no algorithm 'lop'"),
-        (told('[arms.a]\nset = ["trainer.kl=0.0", "trainer.kl_in=reward"]'), "arms.a: trainer.kl_in would have no effect"),
+        (
+            told('[arms.a]\nset = ["trainer.kl=0.0", "trainer.kl_in=reward"]'),
+            "arms.a: trainer.kl_in would have no effect",
+        ),
         (told('[arms.a]\nset = ["simulator.rewards={cheer=1.0}"]'), "arms.a: simulator.rewards names cheer"),
         (told('[arms.a]\nset = ["tasks.made=8"]'), "arms.a: tasks.made: the tiny environment makes no tasks"),
         (told('[arms.a]\nset = ["tasks.seed=4"]'), "arms.a.set changes the test tasks"),

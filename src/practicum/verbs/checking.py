@@ -178,8 +178,8 @@ def fitting(config: RunConfig, played: Played, unit: str, found: Findings) -> Le
     full = [e.task_id for e in episodes if len(e.turns[0].added) >= simulator.context_tokens]
     if full:
         words = (
-            f"the opening prompt of {counted(len(full), 'task')} leaves no room for a reply in simulator.context_tokens = "
-            f"{simulator.context_tokens}: it has up to {lengths.longest_opening} {unit}; {some(full)}"
+            f"the opening prompt of {counted(len(full), 'task')} leaves no room for a reply in "
+            f"simulator.context_tokens = {simulator.context_tokens}: it has up to {lengths.longest_opening} {unit}; {some(full)}"
         )
         (found.problems if unit == "tokens" else found.notes).append(words)
     limits = {

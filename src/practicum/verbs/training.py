@@ -89,7 +89,8 @@ def asked(
     if left_out := {**own.skipped, **own.invalid}:
         first, reason = next(iter(left_out.items()))
         raise UserError(
-            f"{counted(len(left_out), 'task')} of {tasks} cannot be practised, such as {first}: {reason}; take out what cannot"
+            f"{counted(len(left_out), 'task')} of {tasks} cannot be practised, such as {first}: {reason}; "
+            "take out what cannot"
         )
     name = name or (Path(recipe).stem if isinstance(recipe, str | Path) else "run")
     return config, own, Path(folder or Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}")
