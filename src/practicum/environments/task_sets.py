@@ -167,8 +167,8 @@ def split_tasks(tasks: Sequence[Task], counts: Mapping[str, int], seed: int) -> 
         wanted = " + ".join(f"{name} {count}" for name, count in counts.items())
         raise UserError(
             f"tasks= holds {counted(len(tasks), 'task')}, of which {len(families)} stand apart "
-            f"(no scenario or content in common), too few for the recipe's [tasks]: {wanted}; ask for fewer there, give more tasks, or give the "
-            "splits yourself: tasks={'train': …, 'dev': …, 'test': …}"
+            f"(no scenario or content in common), too few for the recipe's [tasks]: {wanted}; "
+            "ask for fewer there, give more tasks, or give the splits yourself: tasks={'train': …, 'dev': …, 'test': …}"
         )
     return splits
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from practicum.learning.batches import Row
 from practicum.learning.forest import Tree, micro_batches, trees_of
+from practicum.models.memory import give_back_freed
 
 Objective = Callable[[Sequence[Tree], Sequence[Row]], tuple[Tensor, Mapping[str, Tensor]]]
 "Trees of a micro-batch and their rows to a loss per sampled position, and other numbers by name, shape (P,) each."
@@ -75,6 +76,7 @@ class Updater:
         else:
             self.refused += 1
         self.optimizer.zero_grad(set_to_none=True)
+        give_back_freed()
         return means | {"grad_norm": norm, "unique_tokens": float(sum(len(tree.tokens_U) for tree in trees))}
 
     def state(self) -> dict[str, Tensor]:

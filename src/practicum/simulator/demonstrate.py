@@ -134,8 +134,8 @@ async def shown_by_model(
         endings = dict(Counter(trajectory.ending.value for trajectory in tries))
         first = next((f"; the first failure was: {t.error}" for t in tries if t.error), "")
         raise PracticumError(
-            f"the demonstrating model did none of {counted(len(tasks), 'task')} in {counted(attempts, 'attempt')} each; "
-            f"endings: {endings}{first}. Name a stronger one in imitation.model, or let the expert demonstrate"
+            f"the demonstrating model did none of {counted(len(tasks), 'task')} in {counted(attempts, 'attempt')} "
+            f"each; endings: {endings}{first}. Name a stronger one in imitation.model, or let the expert demonstrate"
         )
     return found
 

@@ -179,7 +179,8 @@ def fitting(config: RunConfig, played: Played, unit: str, found: Findings) -> Le
     if full:
         words = (
             f"the opening prompt of {counted(len(full), 'task')} leaves no room for a reply in "
-            f"simulator.context_tokens = {simulator.context_tokens}: it has up to {lengths.longest_opening} {unit}; {some(full)}"
+            f"simulator.context_tokens = {simulator.context_tokens}: it has up to "
+            f"{lengths.longest_opening} {unit}; {some(full)}"
         )
         (found.problems if unit == "tokens" else found.notes).append(words)
     limits = {
