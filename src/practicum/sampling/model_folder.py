@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ class ModelFolder:
         "Keys and values of one token."
         place = SHARED_MEMORY if in_memory and SHARED_MEMORY.is_dir() else None
         self.path = Path(tempfile.mkdtemp(prefix="practicum-", dir=place))
+        self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        "Delete the folder; doing so twice does no harm, and at the end of the process it is done anyway."
         self.adapter = self.path / "adapter"
         "Where the adapter is, in peft's format; no part of the model, so that nobody reads it as such."
         table = model.config.to_dict()
@@ -101,10 +104,6 @@ class ModelFolder:
         (self.adapter / adapter.CONFIG).write_text(json.dumps(table), encoding="utf-8")
         named = {name.replace(f".{adapter.NAME}.", "."): tensor.detach() for name, tensor in tensors.items()}
         save_tensors(self.adapter / adapter.WEIGHTS, named)
-
-    def remove(self) -> None:
-        """Delete the folder; doing so twice does no harm."""
-        shutil.rmtree(self.path, ignore_errors=True)
 
     def _write_weights(self, tensors: Iterable[tuple[str, Any]]) -> None:
         # safetensors refuses two names for one piece of memory

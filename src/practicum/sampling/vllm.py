@@ -285,11 +285,10 @@ class VllmSampler:
             disable_log_stats=True,
             use_tqdm_on_load=False,
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of vLLM's own use of torch
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of vLLM's own use of torch
             config = arguments.create_engine_config()
-            kind, apart = Executor.get_class(config), not self._shares_process
-            self._engine = LLMEngine(config, kind, log_stats=False, multiprocess_mode=apart)
+            kind = Executor.get_class(config)
+            self._engine = LLMEngine(config, kind, log_stats=False, multiprocess_mode=not self._shares_process)
         self._engine.set_weight_version(str(self._version))
 
     def _step(self) -> list[tuple[_Request, Any]]:
@@ -316,11 +315,10 @@ class VllmSampler:
             request = self._arrivals.popleft()
             if request.future.done():
                 continue
-            name, came = str(next(self._ids)), came + 1
-            self._running[name] = request
+            came += 1
+            self._running[name := str(next(self._ids))] = request
             params = _vllm().SamplingParams(**shared, **request.params)
-            asked = {"prompt_token_ids": request.prompt}
-            self._engine.add_request(name, asked, params, lora_request=self._adapter(replaces=False))
+            self._engine.add_request(name, {"prompt_token_ids": request.prompt}, params, lora_request=self._adapter())
         return came
 
     def _abort(self, names: list[str]) -> None:
@@ -358,7 +356,7 @@ class VllmSampler:
         finally:
             self._engine.engine_core.call_utility("resume_scheduler")
 
-    def _adapter(self, replaces: bool) -> Any:
+    def _adapter(self, replaces: bool = False) -> Any:
         """vLLM's name for the adapter in the folder; None for a model without one."""
         if self._folder.lora is None:
             return None
@@ -367,7 +365,6 @@ class VllmSampler:
         return LoRARequest("policy", 1, str(self._folder.adapter), load_inplace=replaces)
 
     def _shut_down(self) -> None:
-        self._arrivals.clear()
         self._abort(list(self._running))
         self._engine.engine_core.shutdown()
         self._engine = None
@@ -380,8 +377,8 @@ def _completion(drawn: Any, params: SamplingParams) -> Completion:
     tokens = tuple(int(token) for token in drawn.token_ids)
     logprobs = tuple(float(at[token].logprob) for token, at in zip(tokens, drawn.logprobs, strict=True))
     if not all(map(math.isfinite, logprobs)):
-        problem = FloatingPointError("the model's logits are not finite: the weights it was given are broken")
-        raise Failure("sampler", problem)
+        problem = "the model's logits are not finite: the weights it was given are broken"
+        raise Failure("sampler", FloatingPointError(problem))
     versions = tuple(int(span.version) for span in drawn.weight_versions for _ in range(span.start, span.end))
     return Completion(tokens, logprobs, versions, "stop" if tokens[-1] in params.stop_tokens else "length")
 
