@@ -16,7 +16,8 @@ from practicum.types import Completion, SamplingParams, Weights
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from practicum.sampling.local.contexts import Contexts, Placement  # noqa: E402
+from practicum.sampling.local.attention import Pass, attended  # noqa: E402
+from practicum.sampling.local.contexts import BLOCK, Contexts, Placement  # noqa: E402
 from practicum.sampling.local.draw import draw  # noqa: E402
 from practicum.sampling.local.sampler import LocalSampler  # noqa: E402
 
@@ -346,6 +347,17 @@ async def test_with_little_memory_contexts_are_computed_again_and_say_the_same()
     assert roomy.counts["recomputed"] == 0 < tight.counts["recomputed"]
     for episode, known_episode in zip(found, expected, strict=True):
         assert [(c, d.tokens) for c, d in episode] == [(c, d.tokens) for c, d in known_episode]
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 70), (130,)], ids=["rows", "both", "prompt"])
+def test_attention_copies_what_its_contexts_hold_and_not_the_whole_store(counts: tuple[int, ...]) -> None:
+    keys, values = torch.zeros(2, 2000, 2, BLOCK, 16)
+    blocks = tuple([900 + 3 * n, 901 + 3 * n, 902 + 3 * n] for n in range(len(counts)))
+    step = Pass((0,) * len(counts), counts, blocks, torch.device("cpu"))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        attended(step, torch.zeros(sum(counts), 4, 16), keys, values)
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages())
+    assert 0 < allocated < keys.nbytes / 4
 
 
 def test_memory_for_less_than_one_context_is_refused_in_words() -> None:

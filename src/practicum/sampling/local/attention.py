@@ -239,8 +239,8 @@ def attended(
     scale = query_THD.shape[-1] ** -0.5 if scaling is None else scaling
     found = [_of_rows(step, query_THD[: step.rows], keys_PNLD, values_PNLD, scale, window)] if step.rows else []
     for name, tokens, blocks, length in step.chunks:
-        # In one copy each: the blocks of each key/value head one behind the other.
-        keys, values = (part.transpose(0, 1).index_select(1, blocks).flatten(1, 2) for part in (keys_PNLD, values_PNLD))
+        # Indexed first: to pick from a transposed store would copy all of it.
+        keys, values = (part[blocks].transpose(0, 1).flatten(1, 2) for part in (keys_PNLD, values_PNLD))
         found.append(_of_chunk(step, name, query_THD[tokens], keys, values, length, scale, window))
     return torch.cat(found) if len(found) > 1 else found[0]
 
