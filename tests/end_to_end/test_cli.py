@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 import practicum
-from practicum.cli.main import main
 from practicum.environments.retail_data import DATA
 from practicum.environments.retail_rows import read_rows
 from practicum.errors import UserError
@@ -31,19 +30,6 @@ COMMAND = [sys.executable, "-m", "practicum.cli.main"]
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 FIGURES = {"success", "ci_low", "ci_high", "n_tasks", "n_attempts", "endings", "skipped", "invalid"}
 QUICK = [f"--set={name}" for name in ("tasks.dev=4", "tasks.test=4", "trainer.tasks_per_step=4")]
-
-
-@pytest.fixture
-def called(monkeypatch, capsys):
-    """Call the command in this process; gives its exit code, stdout and stderr."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["practicum", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def run(*arguments, **rest):

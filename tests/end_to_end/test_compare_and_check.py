@@ -1,14 +1,12 @@
 """The commands compare and check, as people and programs meet them."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 import practicum
 from practicum import config
-from practicum.cli.main import main
 from practicum.verbs import forecasting
 
 ROOT = Path(__file__).parents[2]
@@ -17,19 +15,11 @@ NO_TIME = "--no-timing --set tasks.train=4 --set tasks.dev=4 --set tasks.test=4"
 SMALL = [f"--set=tasks.{name}=12" for name in ("train", "dev", "test")]
 
 
-@pytest.fixture
-def called(monkeypatch, capsys, tmp_path):
-    """Call the command in this process, in a folder of its own and with no model in the cache."""
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """In a folder of its own, with no model in the cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / "cache"))
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["practicum", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def test_two_evaluations_are_compared_in_words_and_as_one_json_object(called):

@@ -1,29 +1,19 @@
 """The command profile, as people and programs meet it."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from practicum.cli.main import main
 from practicum.ledger import PHASES
 
 TINY = str(Path(__file__).parents[2] / "recipes" / "tiny.toml")
 
 
-@pytest.fixture
-def called(monkeypatch, capsys, tmp_path):
-    """Call the command in this process, in a folder of its own."""
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    """In a folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["practicum", *map(str, arguments)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        return done.value.code or 0, *capsys.readouterr()
-
-    return call
 
 
 def test_a_profile_says_where_the_time_of_a_step_went_and_how_near_the_machines_peaks_it_came(called, tmp_path):

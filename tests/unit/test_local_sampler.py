@@ -315,12 +315,12 @@ def test_a_next_turn_goes_on_in_its_context_and_a_sibling_shares_its_full_blocks
     assert contexts.place(sibling) is None, "200 of its 202 tokens are being computed"
     contexts.kept_S[0] = 250
     placement = contexts.place(sibling)
-    assert placement == Placement(context=1, source=0, reused=200)
+    assert placement == Placement(context=1, source=0, reused=200, known=200)
     assert contexts.take(placement, sibling) == [(4, 5)], "the block that both begin and end differently"
     assert contexts.blocks_S[:2] == [[1, 2, 3, 4], [1, 2, 3, 5]]
     contexts.release(0)
     longer = np.append(first, [7, 7]).astype(np.int32)
-    assert contexts.place(longer) == Placement(context=0, source=0, reused=250)
+    assert contexts.place(longer) == Placement(context=0, source=0, reused=250, known=250)
     assert contexts.take(contexts.place(longer), longer) == [], "its own last block is nobody else's"
 
 
@@ -334,7 +334,8 @@ def test_when_there_is_no_room_what_has_been_idle_longest_goes_and_what_is_share
     assert contexts.free == [] and list(contexts.kept_S[:3]) == [128, 128, 128]
     assert contexts.grow(2, 192), "the longest idle gives its block up"
     assert list(contexts.kept_S[:3]) == [128, 0, 128]
-    assert contexts.known_before(np.array([1] * 64 + [2] * 64, np.int32)) == 127
+    gone = contexts.place(np.array([1] * 64 + [2] * 64, np.int32))
+    assert gone is not None and (gone.reused, gone.known) == (64, 127)
     assert contexts.grow(2, 300) and list(contexts.kept_S[:3]) == [0, 0, 128]
     assert not contexts.grow(2, 321), "nobody else has anything"
 

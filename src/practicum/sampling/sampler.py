@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from practicum.errors import UserError
 from practicum.types import Completion, Message, SamplingParams, ToolSpec, Weights
 
 
@@ -97,3 +98,32 @@ class MessageSampler(Protocol):
     async def close(self) -> None:
         """Release connections; calling it twice does no harm."""
         ...
+
+
+def checked(tokens: Sequence[int], vocabulary: int) -> list[int]:
+    """The tokens as plain integers, for every engine. Raises ValueError for none, and for one that no model knows."""
+    if len(tokens) == 0:
+        raise ValueError("the prompt is empty; give at least one token to continue")
+    given = [int(token) for token in tokens]
+    if min(given) < 0 or max(given) >= vocabulary:
+        raise ValueError(f"tokens must lie in 0 … {vocabulary - 1}, found {min(given)} … {max(given)}")
+    return given
+
+
+def check_start(start: int, length: int, context_length: int) -> None:
+    """Raise ValueError where `score` cannot begin at `start` of `length` tokens."""
+    if not 1 <= start <= length <= context_length:
+        raise ValueError(
+            f"start must lie between 1 and the number of tokens, and these within the context of "
+            f"{context_length}; found start {start} and {length} tokens"
+        )
+
+
+def context_of(asked: int | None, positions: int) -> int:
+    """The context length asked for, or all that the model has. Raises UserError for more."""
+    if asked and asked > positions:
+        raise UserError(
+            f"context_length {asked} is more than the {positions} positions that the model has; "
+            "ask for at most that many"
+        )
+    return asked or positions

@@ -26,6 +26,7 @@ from typing import Any
 
 from practicum.errors import Failure, MissingExtra, UserError, boundary
 from practicum.sampling.model_folder import ModelFolder
+from practicum.sampling.sampler import check_start, checked, context_of
 from practicum.types import Completion, SamplingParams, Weights
 
 BLOCK = 32
@@ -88,12 +89,7 @@ class VllmSampler:
         check_installed()
         config = model.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
-        self._context_length = context_length or int(config.max_position_embeddings)
-        if self._context_length > config.max_position_embeddings:
-            raise UserError(
-                f"context_length {context_length} is more than the {config.max_position_embeddings} positions "
-                "that the model has; ask for at most that many"
-            )
+        self._context_length = context_of(context_length, int(config.max_position_embeddings))
         self._version = version
         self._shares_process = weights == "process"
         self._folder = ModelFolder(model, _dtype(model, dtype), in_memory=weights == "memory")
@@ -133,7 +129,7 @@ class VllmSampler:
         failed: the sampler has then dropped all requests.
         """
         self._check_open()
-        prompt = self._checked(tokens)
+        prompt = checked(tokens, self._vocabulary)
         _check_temperature(params.temperature, least=0.0)
         limit = min(params.max_tokens, self._context_length - len(prompt))
         if limit <= 0:
@@ -155,12 +151,8 @@ class VllmSampler:
         At a temperature other than 1 each token costs up to a block of prompt tokens.
         """
         self._check_open()
-        given = self._checked(tokens)
-        if not 1 <= start <= len(given) <= self._context_length:
-            raise ValueError(
-                f"start must lie between 1 and the number of tokens, and these within the context of "
-                f"{self._context_length}; found start {start} and {len(given)} tokens"
-            )
+        given = checked(tokens, self._vocabulary)
+        check_start(start, len(given), self._context_length)
         _check_temperature(temperature, least=LEAST_TEMPERATURE)
         if start == len(given):
             return ()
@@ -246,14 +238,6 @@ class VllmSampler:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this sampler was closed and can sample no more")
-
-    def _checked(self, tokens: Sequence[int]) -> list[int]:
-        if len(tokens) == 0:
-            raise ValueError("the prompt is empty; give at least one token to continue")
-        prompt = [int(token) for token in tokens]
-        if min(prompt) < 0 or max(prompt) >= self._vocabulary:
-            raise ValueError(f"tokens must lie in 0 … {self._vocabulary - 1}, found {min(prompt)} … {max(prompt)}")
-        return prompt
 
     # In the sampler's thread ------------------------------------------------------------------------------------------
 

@@ -105,7 +105,6 @@ class Batch:
             if request.future.done():
                 continue
             placement = self.contexts.place(request.known_T)
-            known = self.contexts.known_before(request.known_T) if placement else 0
             taken = self.contexts.take(placement, request.known_T) if placement else None
             if placement is None or taken is None:
                 still_waiting.append(request)
@@ -113,7 +112,7 @@ class Batch:
             # What was taken from a request placed just now is not copied yet: it lies where that one took it from.
             copied_from |= {new: copied_from.get(old, old) for old, new in taken}
             self.running[placement.context] = request
-            request.computed_before = known
+            request.computed_before = placement.known
             self.counts["reused"] += placement.reused
         self.waiting = still_waiting
         self.store.copy([(old, new) for new, old in copied_from.items()])

@@ -25,13 +25,18 @@ REMEMBERED = 4
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes: Placement(context=4, source=0, reused=199) begins with 199 positions of context 0."""
+    """Where a request goes.
+
+    Example: Placement(context=4, source=0, reused=199, known=199) begins with 199 positions of context 0.
+    """
 
     context: int
     source: int
     "Context whose first `reused` positions are taken; equal to `context` when it holds them itself."
     reused: int
     "Positions that need no computing, at most T - 1: the last token of a prompt is always computed."
+    known: int
+    "First tokens that were computed before, `reused` or more: what goes beyond these is computed again."
 
 
 class Contexts:
@@ -73,6 +78,7 @@ class Contexts:
         known_S = np.minimum(self._common_prefix(tokens_T), len(tokens_T) - 1)
         ready_S = np.minimum(known_S, self.kept_S)
         reused = int(ready_S.max())
+        before = int(np.minimum(known_S, np.where(self.busy_S, self.kept_S, self.length_S)).max())
         coming_S = self.busy_S & (self.length_S - self.kept_S > 1)
         if (known_S[coming_S] > reused + WORTH_WAITING).any():
             return None
@@ -80,16 +86,12 @@ class Contexts:
         continues_S = idle_S & (ready_S == reused) & (self.kept_S <= reused + 1) & (self.kept_S > 0)
         if continues_S.any():
             context = int(continues_S.argmax())
-            return Placement(context, context, reused)
+            return Placement(context, context, reused, before)
         candidates = np.flatnonzero(idle_S)
         order = np.lexsort((self.released_S[candidates], self.kept_S[candidates] > 0))
         context = int(candidates[order[0]])
-        return Placement(context, context if ready_S[context] == reused else int(ready_S.argmax()), reused)
-
-    def known_before(self, tokens_T: Tokens) -> int:
-        """First tokens of a prompt that were computed before: what goes beyond the prefix taken is computed again."""
-        ready_S = np.where(self.busy_S, self.kept_S, self.length_S)
-        return int(min(np.minimum(self._common_prefix(tokens_T), ready_S).max(), len(tokens_T) - 1))
+        source = context if ready_S[context] == reused else int(ready_S.argmax())
+        return Placement(context, source, reused, before)
 
     def take(self, placement: Placement, tokens_T: Tokens) -> list[tuple[int, int]] | None:
         """Give a context to a prompt; blocks to copy, as (from, to). None, and nothing changed, where there is no room.

@@ -18,8 +18,9 @@ import numpy as np
 
 from practicum.errors import Failure, UserError, boundary
 from practicum.sampling.local.batch import Batch, Finished, Request
-from practicum.sampling.local.contexts import BLOCK, REMEMBERED, Contexts, Tokens
+from practicum.sampling.local.contexts import BLOCK, REMEMBERED, Contexts
 from practicum.sampling.local.own_copy import own_copy
+from practicum.sampling.sampler import check_start, checked, context_of
 from practicum.types import Completion, SamplingParams, Weights
 
 if TYPE_CHECKING:
@@ -62,12 +63,7 @@ class LocalSampler:
         learns = frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
         config = own.config.get_text_config()
         self._vocabulary = int(config.vocab_size)
-        self._context_length = context_length or int(config.max_position_embeddings)
-        if self._context_length > config.max_position_embeddings:
-            raise UserError(
-                f"context_length {context_length} is more than the {config.max_position_embeddings} positions "
-                "that the model has; ask for at most that many"
-            )
+        self._context_length = context_of(context_length, int(config.max_position_embeddings))
         blocks = int(memory_gb * 1e9 / block_bytes(own))
         # One block belongs to nobody, and one is needed to branch.
         if (blocks - 2) * BLOCK < self._context_length:
@@ -102,7 +98,7 @@ class LocalSampler:
         failed: the sampler has then dropped all requests and whatever was kept, and can be used again.
         """
         self._check_open()
-        prompt_T = self._checked(tokens)
+        prompt_T = np.array(checked(tokens, self._vocabulary), np.int32)
         if not 0 <= params.temperature < float("inf"):
             raise ValueError(f"temperature must be a number from 0 upwards, found {params.temperature}")
         limit = min(params.max_tokens, self._context_length - len(prompt_T))
@@ -125,12 +121,8 @@ class LocalSampler:
     async def score(self, tokens: Sequence[int], start: int, temperature: float = 1.0) -> tuple[float, ...]:
         """Log-probs in nats of tokens[start:], shape (T - start,), by a plain forward pass that uses nothing kept."""
         self._check_open()
-        tokens_T = self._checked(tokens)
-        if not 1 <= start <= len(tokens_T) <= self._context_length:
-            raise ValueError(
-                f"start must lie between 1 and the number of tokens, and these within the context of "
-                f"{self._context_length}; found start {start} and {len(tokens_T)} tokens"
-            )
+        tokens_T = np.array(checked(tokens, self._vocabulary), np.int32)
+        check_start(start, len(tokens_T), self._context_length)
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature must be above 0 to score, found {temperature}")
         return self._computed(self._batch.score, tokens_T, start, temperature)
@@ -182,14 +174,6 @@ class LocalSampler:
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("this sampler was closed and can sample no more")
-
-    def _checked(self, tokens: Sequence[int]) -> Tokens:
-        if len(tokens) == 0:
-            raise ValueError("the prompt is empty; give at least one token to continue")
-        array = np.asarray(tokens, np.int64)
-        if array.min() < 0 or array.max() >= self._vocabulary:
-            raise ValueError(f"tokens must lie in 0 … {self._vocabulary - 1}, found {array.min()} … {array.max()}")
-        return array.astype(np.int32)
 
     def _step(self) -> Finished:
         """Whoever arrived takes part in the coming pass."""
